@@ -1,0 +1,1 @@
+"""Pagoda: an LLM inference engine and server."""

@@ -1,0 +1,233 @@
+"""`Ops`: the verbs a model is written against, and the door that every backend opens.
+
+A model is three segments, `enter`, `layer(i)` and `leave`, that call these verbs. The reference backend computes each
+verb as it is called; the native one records it and runs the recording later, with no Python in between. So a model
+sees only opaque values: it may hand them to other verbs, and nothing else.
+
+Rows come in classes: R, the rows (tokens) of the step; S, the rows whose logits are wanted. What changes from step to
+step is in `Step`; what a verb needs besides is in its static arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float32]
+Ints = npt.NDArray[np.int32]
+Bytes = npt.NDArray[np.uint8]
+Value = Any
+"""A backend's own: a row class and a width, [rows, width] of f32."""
+Weight = Any
+"""A backend's own: a matrix [n, k] or a vector [k], packed as it likes."""
+Rows = Literal["R", "S"]
+
+
+class StoredFormat(Protocol):
+    """How numbers lie in a model file: one implementation per file of `quant`."""
+
+    name: str
+    """As in `q4_1`; the native backend chooses its packing and kernels by it."""
+    block: int
+    """Consecutive numbers of a row that are stored together; divides the row's length."""
+    block_bytes: int
+
+    def dequantize(self, raw: Bytes) -> Floats:
+        """The numbers, exactly: [blocks, block_bytes] -> [blocks, block]."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor as its file holds it, [n, k] or [k], row-major, each row a whole number of blocks."""
+
+    name: str
+    shape: tuple[int, ...]
+    """Outermost first: (n, k) is n rows (output features) of k (input features)."""
+    format: StoredFormat
+    raw: Bytes
+    """The file's bytes, read-only; let go once packed."""
+
+    def floats(self) -> Floats:
+        """Dequantized, in `shape`."""
+        blocks = self.raw.reshape(-1, self.format.block_bytes)
+        return self.format.dequantize(blocks).reshape(self.shape)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RopeTable:
+    """Rotary embedding: the angles of each position, and which elements of a head form a pair.
+
+    Su et al. 2021, "RoFormer". `cos` and `sin` are [positions, dims / 2] of f32. Pair i is elements (2i, 2i + 1) if
+    `adjacent`, else (i, i + dims / 2). Elements of a head from `dims` on pass through.
+    """
+
+    cos: Floats
+    sin: Floats
+    adjacent: bool
+
+    @property
+    def dims(self) -> int:
+        """Rotated elements of a head."""
+        return 2 * int(self.cos.shape[1])
+
+
+@dataclass(frozen=True, slots=True)
+class KVGroup:
+    """Layers that share a KV layout and lifetime."""
+
+    layers: int
+    heads: int
+    """Key-value heads."""
+    head_dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class KVLayer:
+    """Where one layer's keys and values lie, and how its attention scores are formed."""
+
+    group: int
+    layer: int
+    """Index within the group."""
+    heads: int
+    """Key-value heads; query heads are a multiple of it."""
+    head_dim: int
+    scale: float
+    """Scores are (q . k) * scale."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Step:
+    """All that changes from step to step. R rows, B sequences, S sampled rows; integers are int32.
+
+    Rows of one sequence are consecutive and in position order.
+    """
+
+    ids: Ints
+    """[R] token ids."""
+    positions: Ints
+    """[R] absolute positions."""
+    sequences: Ints
+    """[R] row -> sequence, 0 to B - 1, not descending."""
+    tables: tuple[Ints, ...]
+    """Per KV group [B, widest]: page numbers in order; entries past a sequence's end are never read."""
+    sampled: Ints
+    """[S] rows whose logits are wanted, ascending."""
+    inputs: dict[str, Floats] = field(default_factory=dict)
+    """Values for `Ops.input`, by name."""
+
+
+class Ops(Protocol):
+    """The verbs. All values are f32; a backend states how each is rounded in docs/arithmetic.md's terms."""
+
+    def embed(self, weight: Weight) -> Value:
+        """Rows `Step.ids` of weight [V, D]: R x D."""
+        ...
+
+    def linear(
+        self, x: Value, weights: Weight | Sequence[Weight], site: str = ""
+    ) -> Any:  # a Value for one weight, a tuple of Values for a sequence of them
+        """x @ W.T for W [N, K]; several weights read the same x in one pass.
+
+        Weights in a quantised format read x as int8 in blocks of 32, unless the backend was opened with f32
+        activations. `site` names the place for adapters: `layers.3.q`.
+        """
+        ...
+
+    def norm(self, x: Value, weight: Weight, eps: float) -> Value:
+        """x / sqrt(mean(x^2) + eps) * weight over the last axis (RMSNorm; Zhang & Sennrich 2019)."""
+        ...
+
+    def rope(self, q: Value, k: Value, head_dim: int, table: RopeTable) -> tuple[Value, Value]:
+        """Rotate each head of q [R, H * head_dim] and k [R, G * head_dim] by its row's position."""
+        ...
+
+    def attend(self, q: Value, k: Value, v: Value, kv: KVLayer) -> Value:
+        """Causal attention with grouped query heads: R x (H * head_dim).
+
+        Writes k and v to the cache in its stored form, then reads only what is stored, its own rows included.
+        """
+        ...
+
+    def act(self, gate: Value, up: Value, kind: Literal["silu"]) -> Value:
+        """silu(gate) * up, with silu(x) = x / (1 + exp(-x))."""
+        ...
+
+    def add(self, x: Value, y: Value) -> Value:
+        """x + y."""
+        ...
+
+    def pick(self, x: Value) -> Value:
+        """Rows `Step.sampled` of x: R x D -> S x D."""
+        ...
+
+    def input(self, name: str, width: int, rows: Rows = "R") -> Value:
+        """`Step.inputs[name]`."""
+        ...
+
+    def output(self, name: str, x: Value) -> None:
+        """Hand x out of the step under a name."""
+        ...
+
+
+class Model(Protocol):
+    """One family, written against `Ops`. The runner composes its segments."""
+
+    layers: int
+    groups: tuple[KVGroup, ...]
+    vocabulary: int
+
+    def enter(self, ops: Ops) -> Value:
+        """Token ids to the first hidden state, R x D."""
+        ...
+
+    def layer(self, ops: Ops, i: int, x: Value) -> Value:
+        """Layer i, R x D -> R x D."""
+        ...
+
+    def leave(self, ops: Ops, x: Value) -> Value:
+        """Hidden state to logits, R x D -> S x V."""
+        ...
+
+
+class KVStore(Protocol):
+    """The memory behind the pages of all KV groups."""
+
+    def copy(self, group: int, source: int, target: int, slots: int) -> None:
+        """Copy the first `slots` slots of a page, in every layer."""
+        ...
+
+
+class Program(Protocol):
+    """A recorded or callable forward pass."""
+
+    def run(self, kv: KVStore, step: Step) -> dict[str, Floats]:
+        """Run one step; the arrays handed out by `Ops.output`, copied."""
+        ...
+
+
+class Backend(Protocol):
+    """A device's arithmetic: it packs weights, holds KV pages and runs programs."""
+
+    name: str
+    activations: str
+
+    def weight(self, tensor: StoredTensor) -> Weight:
+        """Pack a stored tensor; the tensor's bytes are not needed afterwards."""
+        ...
+
+    def kv_store(self, groups: Sequence[KVGroup], pages: Sequence[int], page_size: int, kv_format: str) -> KVStore:
+        """Commit memory for `pages[g]` pages of each group.
+
+        Raises:
+            MemoryLimit: it cannot be had.
+        """
+        ...
+
+    def program(self, build: Callable[[Ops], None]) -> Program:
+        """Turn a function that calls verbs into a program."""
+        ...

@@ -1,0 +1,109 @@
+"""Every setting: frozen, with its unit, default and reason. Resolved once; measured facts go to `plan.Capacity`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pagoda.errors import InvalidConfig
+
+KV_FORMATS = ("f32", "f16")
+ACTIVATIONS = ("int8", "f32")
+
+
+def _positive(name: str, value: int | float | None) -> None:
+    if value is not None and value <= 0:
+        raise InvalidConfig(f"{name} must be positive, got {value}")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Which model, and in which arithmetic."""
+
+    model: str = "smollm2"
+    """A built-in name, a path to a .gguf file, or a Hugging Face id or directory."""
+    activations: str = "int8"
+    """What linear layers with quantised weights read: int8 in blocks of 32, or f32 (slow, to measure the loss)."""
+    kv_format: str = "f16"
+    """How keys and values are stored: f16, or f32 (for checking)."""
+    max_model_len: int | None = None
+    """Longest sequence in tokens; None is the model's own training length."""
+
+    def __post_init__(self) -> None:
+        """Check every range."""
+        if self.activations not in ACTIVATIONS:
+            raise InvalidConfig(f"activations must be one of {ACTIVATIONS}, got {self.activations!r}")
+        if self.kv_format not in KV_FORMATS:
+            raise InvalidConfig(f"kv_format must be one of {KV_FORMATS}, got {self.kv_format!r}")
+        _positive("max_model_len", self.max_model_len)
+
+
+@dataclass(frozen=True, slots=True)
+class MachineConfig:
+    """How much of the machine to use. None of these changes a bit of any output."""
+
+    threads: int | None = None
+    """Native worker threads; None is the cores this process may use (affinity and cgroup quota)."""
+    page_size: int = 16
+    """Token slots of a KV page; a power of two."""
+    kv_memory: int | None = None
+    """Bytes for KV pages; None is what `max_num_seqs` full sequences need, within 60 % of the free memory."""
+
+    def __post_init__(self) -> None:
+        """Check every range."""
+        _positive("threads", self.threads)
+        _positive("kv_memory", self.kv_memory)
+        if self.page_size < 1 or self.page_size & (self.page_size - 1):
+            raise InvalidConfig(f"page_size must be a power of two, got {self.page_size}")
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """How steps are filled. None of these changes a bit of any output."""
+
+    max_num_seqs: int = 64
+    """Most sequences in one step."""
+    chunk: int = 512
+    """Most tokens computed in one step."""
+    steps_in_flight: int = 2
+    """Plans handed to the runner before the oldest is finished; 1 plans only after each result."""
+    max_queued: int = 4096
+    """Most requests waiting or running; one more is refused."""
+    stall_s: float = 30.0
+    """Seconds without progress after which the engine is declared dead."""
+
+    def __post_init__(self) -> None:
+        """Check every range."""
+        for name in ("max_num_seqs", "chunk", "steps_in_flight", "max_queued", "stall_s"):
+            _positive(name, getattr(self, name))
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """All that an engine needs to start."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    machine: MachineConfig = field(default_factory=MachineConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """The front desk."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: int = 8000
+    """TCP port; 0 takes a free one."""
+    served_model_name: str | None = None
+    """The model's name in the API; None is the name it was loaded by."""
+    max_output_tokens: int = 4096
+    """Cap on the output of any one choice, whatever the request says."""
+    max_body_bytes: int = 8 * 1024 * 1024
+    """Longest request body read."""
+
+    def __post_init__(self) -> None:
+        """Check every range."""
+        if not 0 <= self.port <= 65535:
+            raise InvalidConfig(f"port must be 0 to 65535, got {self.port}")
+        _positive("max_output_tokens", self.max_output_tokens)
+        _positive("max_body_bytes", self.max_body_bytes)

@@ -1,0 +1,114 @@
+"""`StepPlan` down, `StepResult` up: the only words that engine and runner share.
+
+Plain frozen data with a reason per field; no tensors. A plan is complete in itself: a recorded list of plans can be
+replayed. Page tables are whole, and the same tuple object until they change, so the runner converts each once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pagoda.types import SamplingParams, TokenLogprob
+
+LAST = -1
+"""In `Chunk.tokens`: the token that the latest plan in flight will produce for this sequence."""
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceStart:
+    """A sequence the runner has not met before."""
+
+    sequence: int
+    """Unique for the engine's lifetime."""
+    prompt: tuple[int, ...]
+    """The prompt: the repetition penalty looks at it."""
+    params: SamplingParams
+    """With `seed` resolved."""
+    choice: int
+    """Which of the request's `n` choices: part of the noise's key."""
+
+
+@dataclass(frozen=True, slots=True)
+class PageCopy:
+    """Copy a page's first slots before the step: how a shared page is split for writing."""
+
+    group: int
+    source: int
+    target: int
+    slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """The tokens of one sequence that this step computes."""
+
+    sequence: int
+    start: int
+    """Absolute position of the first token: how many of the sequence are computed already."""
+    tokens: tuple[int, ...]
+    """Token ids, at least one; `LAST` may stand alone."""
+    pages: tuple[tuple[int, ...], ...]
+    """The page table of each KV group: page numbers that cover positions 0 to start + len(tokens) - 1."""
+    samples: bool
+    """Whether the last token's logits are sampled: it is the last one known."""
+
+    @property
+    def end(self) -> int:
+        """How many tokens of the sequence are computed after this step."""
+        return self.start + len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """What one step will do. Order: copies, then the pass over all chunks, then sampling, then ends."""
+
+    number: int
+    """Counts up by one."""
+    chunks: tuple[Chunk, ...]
+    """At most one of each sequence."""
+    starts: tuple[SequenceStart, ...] = ()
+    copies: tuple[PageCopy, ...] = ()
+    ends: tuple[int, ...] = ()
+    """Sequences that the runner may forget: they are in no later plan."""
+
+    @property
+    def rows(self) -> int:
+        """Tokens computed in this step."""
+        return sum(len(chunk.tokens) for chunk in self.chunks)
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """The token that one chunk produced."""
+
+    sequence: int
+    token: int
+    logprob: TokenLogprob | None = None
+    """If the sequence's parameters ask for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one step produced."""
+
+    number: int
+    sampled: tuple[Sampled, ...]
+    """One for each chunk that samples, in the plan's order."""
+    seconds: float
+    """How long the machine room worked on it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What the runner turned out to hold, measured at boot; the configuration never changes."""
+
+    pages: tuple[int, ...]
+    """Pages of each KV group."""
+    page_size: int
+    """Token slots of a page."""
+    max_model_len: int
+    """Longest sequence, prompt and output together, in tokens."""
+    vocabulary: int
+    """Token ids run from 0 to this, exclusive."""
+    fingerprint: str
+    """Of the weights, formats and arithmetic: outputs are a function of it and of the request."""

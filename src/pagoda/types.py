@@ -1,0 +1,158 @@
+"""What goes into the engine and what comes out: `GenerateRequest` and `TokenEvent`.
+
+Knows nothing of HTTP, arrays or models. Every value here has been validated: code further in does not check again.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from pagoda.errors import InvalidRequest, PagodaError
+
+MAX_CHOICES = 128
+MAX_STOPS = 16
+MAX_LOGPROBS = 20
+MAX_SEED = 2**64 - 1
+
+
+class FinishReason(StrEnum):
+    """Why a sequence ended."""
+
+    STOP = "stop"  # the model's end-of-turn token, a stop token or a stop string
+    LENGTH = "length"  # max_tokens, the server's cap, or the end of the context
+    CANCELLED = "cancelled"  # the client went away or asked for it
+    ERROR = "error"  # the engine failed; the event carries the error
+
+
+def _check(name: str, value: float, low: float, high: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        top = "" if math.isinf(high) else f" and at most {high:g}"
+        raise InvalidRequest(f"{name} must be at least {low:g}{top}, got {value!r}", name)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to choose tokens, and when to stop.
+
+    Raises:
+        InvalidRequest: a value is out of its range; `param` names the field.
+    """
+
+    max_tokens: int | None = None
+    """Most tokens to generate for each choice; None is up to the end of the context (or the server's cap)."""
+    temperature: float = 1.0
+    """0 takes the most likely token; otherwise logits are divided by this. 0 to 2."""
+    top_p: float = 1.0
+    """Keep the smallest set of likeliest tokens whose probability reaches this. Over 0, to 1."""
+    top_k: int = 0
+    """Keep this many of the likeliest tokens; 0 keeps all."""
+    min_p: float = 0.0
+    """Drop tokens less likely than this fraction of the likeliest. 0 to 1."""
+    seed: int | None = None
+    """The noise's key, 0 to 2**64 - 1; None draws one, which is returned."""
+    n: int = 1
+    """Choices to generate from the one prompt."""
+    stop: tuple[str, ...] = ()
+    """Strings that end the output; they are not part of it."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Token ids that end the output, as the model's own end-of-turn token does."""
+    ignore_eos: bool = False
+    """Go on past the model's end-of-turn token (for measurements)."""
+    presence_penalty: float = 0.0
+    """Taken once from the logit of each token already in the output. -2 to 2."""
+    frequency_penalty: float = 0.0
+    """Taken from the logit of a token once for each time it is in the output. -2 to 2."""
+    repetition_penalty: float = 1.0
+    """Logits of tokens in prompt or output are divided by this if positive, else multiplied. Over 0, to 10."""
+    logprobs: int | None = None
+    """None: no log-probabilities. 0: the chosen token's. k: the chosen token's and the k likeliest tokens'."""
+
+    def __post_init__(self) -> None:
+        """Check every range."""
+        inf = math.inf
+        if self.max_tokens is not None:
+            _check("max_tokens", self.max_tokens, 1, inf)
+        _check("temperature", self.temperature, 0, 2)
+        _check("top_p", self.top_p, 0, 1)
+        if self.top_p == 0:
+            raise InvalidRequest("top_p must be over 0, got 0", "top_p")
+        _check("top_k", self.top_k, 0, inf)
+        _check("min_p", self.min_p, 0, 1)
+        if self.seed is not None:
+            _check("seed", self.seed, 0, MAX_SEED)
+        _check("n", self.n, 1, MAX_CHOICES)
+        _check("presence_penalty", self.presence_penalty, -2, 2)
+        _check("frequency_penalty", self.frequency_penalty, -2, 2)
+        _check("repetition_penalty", self.repetition_penalty, 0, 10)
+        if self.repetition_penalty == 0:
+            raise InvalidRequest("repetition_penalty must be over 0, got 0", "repetition_penalty")
+        if self.logprobs is not None:
+            _check("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        if len(self.stop) > MAX_STOPS or not all(self.stop):
+            raise InvalidRequest(f"stop takes at most {MAX_STOPS} strings, none of them empty", "stop")
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """A validated request: what the engine takes. Built by `engine.admission.validate` alone."""
+
+    id: str
+    """Unique among the requests under way."""
+    prompt: tuple[int, ...]
+    """Token ids; at least one."""
+    params: SamplingParams
+    """With `max_tokens` and `seed` resolved to numbers."""
+    arrival: float
+    """When the client's request came in, in seconds of `time.monotonic()`: TTFT counts from here."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """The log-probability (natural, of the raw logits) of one token, and of the likeliest ones at its place."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+    """(token id, log-probability), likeliest first, ties by id."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Where a finished sequence's time went, in seconds from the request's arrival."""
+
+    queued: float
+    """Until the first step that had a chunk of it."""
+    first_token: float
+    """TTFT: until its first token was known."""
+    total: float
+    """Until it ended."""
+    preemptions: int = 0
+    """How often it lost its pages and was recomputed."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """News of one sequence. The last one of a sequence has `finish`; after it there is none."""
+
+    request_id: str
+    index: int
+    """Which choice, from 0."""
+    token_ids: tuple[int, ...] = ()
+    """Tokens new since the last event."""
+    text: str = ""
+    """Text that is certain by now: complete characters, and no beginning of a stop string."""
+    logprobs: tuple[TokenLogprob, ...] = ()
+    """One for each of `token_ids`, if they were asked for."""
+    finish: FinishReason | None = None
+    prompt_tokens: int = 0
+    """On the last event: tokens of the prompt."""
+    completion_tokens: int = 0
+    """On the last event: tokens generated, those of a stop string or end of turn included."""
+    cached_tokens: int = 0
+    """On the last event: prompt tokens whose KV was found in the cache."""
+    timings: Timings | None = None
+    """On the last event."""
+    error: PagodaError | None = field(default=None, compare=False)
+    """On the last event, if `finish` is ERROR."""
