@@ -31,9 +31,7 @@ class ModelConfig:
     def __post_init__(self) -> None:
         """Check every range."""
         if self.activations not in ACTIVATIONS:
-            raise InvalidConfig(
-                f"activations must be one of {ACTIVATIONS}, got {self.activations!r}"
-            )
+            raise InvalidConfig(f"activations must be one of {ACTIVATIONS}, got {self.activations!r}")
         if self.kv_format not in KV_FORMATS:
             raise InvalidConfig(f"kv_format must be one of {KV_FORMATS}, got {self.kv_format!r}")
         _positive("max_model_len", self.max_model_len)

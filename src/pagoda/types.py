@@ -91,9 +91,7 @@ class SamplingParams:
         if self.logprobs is not None:
             _check("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         if len(self.stop) > MAX_STOPS or not all(self.stop):
-            raise InvalidRequest(
-                f"stop takes at most {MAX_STOPS} strings, none of them empty", "stop"
-            )
+            raise InvalidRequest(f"stop takes at most {MAX_STOPS} strings, none of them empty", "stop")
 
 
 @dataclass(frozen=True, slots=True)

@@ -220,9 +220,7 @@ class Backend(Protocol):
         """Pack a stored tensor; the tensor's bytes are not needed afterwards."""
         ...
 
-    def kv_store(
-        self, groups: Sequence[KVGroup], pages: Sequence[int], page_size: int, kv_format: str
-    ) -> KVStore:
+    def kv_store(self, groups: Sequence[KVGroup], pages: Sequence[int], page_size: int, kv_format: str) -> KVStore:
         """Commit memory for `pages[g]` pages of each group.
 
         Raises:
