@@ -1,4 +1,4 @@
-"""What the engine tells whoever watches it. Called on the engine thread: implementations must be quick and never raise."""
+"""What the engine tells whoever watches. Called on the engine thread: implementations are quick and never raise."""
 
 from __future__ import annotations
 
