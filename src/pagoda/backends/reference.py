@@ -154,7 +154,7 @@ class ReferenceOps:
         if x.shape[1:] != weight.values.shape:
             raise ValueError(f"{weight.name} is {weight.values.shape}, its input {x.shape}")
         wide = x.astype(np.float64)
-        scale = np.sqrt((wide * wide).mean(axis=1, keepdims=True) + eps)
+        scale: Doubles = np.sqrt((wide * wide).mean(axis=1, keepdims=True) + eps)
         return (wide / scale * weight.values).astype(np.float32)
 
     def rope(self, q: Floats, k: Floats, head_dim: int, table: RopeTable) -> tuple[Floats, Floats]:
