@@ -83,7 +83,7 @@ class ModelFile:
             raw = np.empty(info.size, np.uint8)
         except MemoryError as error:
             raise MemoryLimit(f"{self.path}: no memory for the {info.size} bytes of tensor {name!r}") from error
-        view, done = memoryview(raw), 0
+        view, done = raw.data, 0
         while done < info.size:
             try:
                 got = os.preadv(self._descriptor, [view[done:]], info.offset + done)
