@@ -30,6 +30,10 @@ What a test expects:
 - float32 activations and float32 KV: largest difference over all stored entries < 2e-3, and the greedy token equal
   wherever `gap` exceeds 4e-3;
 - int8 activations and float16 KV: mean KL < 2e-3, greedy token equal at 98 % of positions or more.
+
+For scale, measured against this file: float16 KV alone, KL below 1e-5; symmetric 8-bit activations with one scale for
+32 values 6.4e-3 and 96.5 %, simulated in float32, and llama.cpp on the same GGUF 6.4e-3 and 95.9 %; one scale for 16
+values 3.2e-3 and 98.5 %, for 8 values 1.9e-3 and 98.0 %; 10-bit activations with one scale for 32 4e-4 and 99.3 %.
 """
 
 from __future__ import annotations
