@@ -130,9 +130,12 @@ NB_MODULE(_native, m) {
   nb::class_<KVStore>(m, "KVStore")
       .def(
           "__init__",
-          [](KVStore* self, const std::vector<std::tuple<int, int, int, int>>& groups, int slots, const std::string& format) {
+          [](KVStore* self, const std::vector<std::tuple<int, int, int, int64_t>>& groups, int slots, const std::string& format) {
             std::vector<GroupShape> shapes;
-            for (const auto& [layers, heads, dim, pages] : groups) shapes.push_back({layers, heads, dim, pages});
+            for (const auto& [layers, heads, dim, pages] : groups) {
+              if (pages > INT32_MAX) throw std::bad_alloc();
+              shapes.push_back({layers, heads, dim, int(pages)});
+            }
             new (self) KVStore(std::move(shapes), slots, format == "f16" ? KVFormat::F16 : KVFormat::F32);
           },
           "groups"_a, "slots"_a, "format"_a)
@@ -155,12 +158,12 @@ NB_MODULE(_native, m) {
       .def(
           "__init__",
           [](Program* self, const std::string& isa, const std::vector<InstructionTuple>& instructions,
-             const std::vector<std::tuple<bool, bool, int>>& buffers, std::vector<std::shared_ptr<Weight>> weights,
+             const std::vector<std::tuple<bool, int, int>>& buffers, std::vector<std::shared_ptr<Weight>> weights,
              const std::vector<Floats>& vectors, const std::vector<std::tuple<Floats, Floats, int, bool>>& ropes, int logits) {
             std::vector<Instruction> list;
             for (const auto& [op, in, out, w, whole, real, text] : instructions) list.push_back({Op(op), in, out, w, whole, real, text});
             std::vector<BufferShape> shapes;
-            for (const auto& [sampled, quantized, width] : buffers) shapes.push_back({sampled, quantized, width});
+            for (const auto& [sampled, integer, width] : buffers) shapes.push_back({sampled, integer, width});
             std::vector<std::vector<float>> v;
             for (const auto& x : vectors) v.push_back(copied(x));
             std::vector<RopeAngles> r;

@@ -16,7 +16,7 @@
 
 namespace pagoda {
 
-// Operands, in order; -1 is an absent one. [q] marks a quantised buffer.
+// Operands, in order; -1 is an absent one. [q] marks a buffer of integers.
 enum class Op : int {
   Embed,     // -> x            weight
   Input,     // -> x            text: name

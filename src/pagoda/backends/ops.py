@@ -117,12 +117,12 @@ class Step:
     """Per KV group [B, widest]: page numbers in order; entries past a sequence's end are never read."""
     sampled: Ints
     """[S] rows whose logits are wanted, ascending."""
+    inputs: dict[str, Floats] = field(default_factory=dict)
+    """Values for `Ops.input`, by name."""
     slots: Ints = field(default_factory=lambda: np.empty(0, np.int32))
     """[B] each sequence's slot in `Slots`, if `ids` has -1: the token sampled last for the row's sequence."""
     copies: tuple[tuple[int, int, int, int], ...] = ()
     """(group, source page, target page, slots): copied before anything is computed."""
-    inputs: dict[str, Floats] = field(default_factory=dict)
-    """Values for `Ops.input`, by name."""
 
 
 class Ops(Protocol):
@@ -137,7 +137,7 @@ class Ops(Protocol):
     ) -> Any:  # a Value for one weight, a tuple of Values for a sequence of them
         """x @ W.T for W [N, K]; several weights read the same x in one pass.
 
-        Weights in a quantised format read x as int8 in blocks of 32, unless the backend was opened with f32
+        Weights in a quantised format read x as int16 or int8 in blocks of 32, unless the backend was opened with f32
         activations. `site` names the place for adapters: `layers.3.q`.
         """
         ...
