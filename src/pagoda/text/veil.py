@@ -6,9 +6,9 @@ template runs, for private-use characters that occur nowhere else; after the str
 they are exchanged back. One character stands for one character, so templates may trim, slice and measure the text.
 
 The promise: as long as a template puts a client's text somewhere whole or trimmed, no control token in the prompt has
-a character of it. A template that cuts a text elsewhere cannot uncover a control token that was written in it. (One that
-removes characters from its middle could make a new one.) Messages' roles are not such text: they are checked against a
-list. Does not know templates or token ids.
+a character of it. A template that cuts a text elsewhere cannot uncover a control token that was written in it. (One
+that takes characters out of its middle could make a new one.) Messages' roles are not such text: they are checked
+against a list. Does not know templates or token ids.
 """
 
 from __future__ import annotations
