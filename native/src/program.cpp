@@ -104,6 +104,11 @@ std::shared_ptr<StepJob> Program::job(std::shared_ptr<Program> self, std::shared
       if (given == step.inputs.end() || given->second.size() != (shape.sampled ? step.sampled.size() : rows) * size_t(shape.width))
         throw std::invalid_argument("input " + i.text + " is missing or has the wrong size");
     }
+  require(slots || (step.starts.empty() && step.slots.empty()), "slots are needed");
+  for (const auto& start : step.starts) {
+    require(start.slot >= 0 && start.slot < 1 << 24, "a slot is out of range");
+    for (const int t : start.prompt) require(t >= 0 && t < vocabulary_, "a token id of a prompt is out of range");
+  }
   for (const auto& c : step.copies) {
     require(c.group >= 0 && c.group < kv->groups(), "a page copy names a group that is not there");
     require(std::min(c.source, c.target) >= 0 && std::max(c.source, c.target) < kv->pages(c.group), "a page copy is out of range");
@@ -131,6 +136,7 @@ int StepJob::rows(int buffer) const {
 }
 
 std::vector<int> StepJob::stages() {
+  for (auto& s : step_.starts) slots_->start(s.slot, std::move(s.prompt));
   for (const auto& c : step_.copies) kv_->copy(c.group, c.source, c.target, c.slots);
   for (size_t r = 0; r < step_.ids.size(); r++)
     if (step_.ids[r] < 0) {

@@ -115,6 +115,7 @@ class CpuProgram:
                 for d in draws
             ],
             list(step.copies),
+            list(step.starts),
             outputs,
         )  # fmt: skip
         return CpuPending(job)
@@ -187,10 +188,9 @@ class CpuBackend:
             raise MemoryLimit(f"no memory for {tuple(pages)} KV pages; ask for fewer") from error
         return store
 
-    def slots(self, count: int) -> Slots:
-        """Room for the tokens of `count` sequences."""
-        slots: Slots = _native.Slots(count)
-        return slots
+    def slots(self) -> Slots:
+        """Room for sequences' tokens."""
+        return _native.Slots()
 
     def program(self, build: Callable[[Ops], None]) -> CpuProgram:
         """Record a function that calls verbs."""

@@ -123,6 +123,8 @@ class Step:
     """[B] each sequence's slot in `Slots`, if `ids` has -1: the token sampled last for the row's sequence."""
     copies: tuple[tuple[int, int, int, int], ...] = ()
     """(group, source page, target page, slots): copied before anything is computed."""
+    starts: tuple[tuple[int, Ints], ...] = ()
+    """(slot, prompt): sequences that take a slot, with an empty output, before anything is computed."""
 
 
 class Ops(Protocol):
@@ -206,12 +208,8 @@ class KVStore(Protocol):
         ...
 
 
-class Slots(Protocol):
-    """Each running sequence's tokens, kept beside the sampler: penalties and `ids` of -1 look at them."""
-
-    def start(self, slot: int, prompt: Ints) -> None:
-        """A new sequence takes the slot; its output is empty. No step in flight may use the slot."""
-        ...
+Slots = Any
+"""A backend's own: each running sequence's tokens, kept beside the sampler. Penalties and `ids` of -1 look at them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,6 +299,6 @@ class Backend(Protocol):
         """Turn a function that calls verbs into a program."""
         ...
 
-    def slots(self, count: int) -> Slots:
-        """Room for the tokens of `count` sequences."""
+    def slots(self) -> Slots:
+        """Room for sequences' tokens; it grows as slots are taken."""
         ...

@@ -69,6 +69,11 @@ class ModelFile:
         self.metadata = MappingProxyType(header.metadata)
         self.tensors = MappingProxyType(header.tensors)
 
+    @property
+    def name(self) -> str:
+        """The file's path, for messages."""
+        return str(self.path)
+
     def tensor(self, name: str) -> StoredTensor:
         """Read a tensor's bytes.
 
