@@ -41,7 +41,7 @@ def resolve(name: str | os.PathLike[str], *, progress: Progress | None = None, o
     text = os.fspath(name)
     if text in BUILTINS:
         return pull(BUILTINS[text], progress, offline=offline)
-    path = Path(text).expanduser()
+    path = Path(os.path.expanduser(text))
     if text and os.path.isdir(path):
         raise UnsupportedModel(
             f"{text} is a directory; Hugging Face directories cannot be loaded yet: give the path of a .gguf file"
