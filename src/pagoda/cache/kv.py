@@ -79,7 +79,8 @@ class KVCache:
             How many of `tokens`, from the first on, have their KV in the cache already: at most len(tokens) - 1, as the
             last one must be computed to get its logits. 0 while no prefix is kept.
         """
-        assert tokens and sequence not in self._held, f"sequence {sequence} is admitted twice or empty"
+        assert tokens, f"sequence {sequence} is empty"
+        assert sequence not in self._held, f"sequence {sequence} is admitted twice"
         self._held[sequence] = _Held(tuple(() for _ in self._pools), 0, 0)
         return 0
 
@@ -90,7 +91,9 @@ class KVCache:
         its own with the slots before `start` copied. What it held from `start` on is given up.
         """
         held = self._held[sequence]
-        assert start <= held.slots and start < upto, f"positions {start} to {upto} after {held.slots} with slots"
+        assert start <= held.slots < upto or start < upto <= held.slots, (
+            f"positions {start} to {upto} after {held.slots} with slots"
+        )
         first, last = start // self.page_size, self.pages_for(upto)
         splits = tuple(self._splits(group, table[first:last]) for group, table in enumerate(held.tables))
         for pool, table, split in zip(self._pools, held.tables, splits, strict=True):
@@ -141,7 +144,8 @@ class KVCache:
         The last of them may be partly filled; whoever first writes to it, parent or child, gets a copy (`extend`).
         """
         held = self._held[parent]
-        assert at <= held.slots and child not in self._held, f"fork of {child} at {at}, {held.slots} have slots"
+        assert at <= held.slots, f"a fork at {at}, and {held.slots} have slots"
+        assert child not in self._held, f"sequence {child} is forked twice"
         tables = tuple(table[: self.pages_for(at)] for table in held.tables)
         for pool, table in zip(self._pools, tables, strict=True):
             for page in table:
