@@ -91,9 +91,8 @@ class KVCache:
         its own with the slots before `start` copied. What it held from `start` on is given up.
         """
         held = self._held[sequence]
-        assert start <= held.slots < upto or start < upto <= held.slots, (
-            f"positions {start} to {upto} after {held.slots} with slots"
-        )
+        assert start < upto, f"no positions from {start} to {upto}"
+        assert start <= held.slots, f"positions from {start}, and {held.slots} have slots"
         first, last = start // self.page_size, self.pages_for(upto)
         splits = tuple(self._splits(group, table[first:last]) for group, table in enumerate(held.tables))
         for pool, table, split in zip(self._pools, held.tables, splits, strict=True):
