@@ -204,7 +204,9 @@ def test_a_prompt_is_chunked_between_others_tokens():
     traffic.play()
     traffic.compare()
     mixed = [plan for plan in traffic.runner.plans if len(plan.chunks) == 2]
-    assert sum(plan.rows == 8 for plan in mixed) >= 5, "full steps hold one token of the first and a chunk of the second"
+    assert sum(plan.rows == 8 for plan in mixed) >= 5, (
+        "full steps hold one token of the first and a chunk of the second"
+    )
     assert all(len(plan.chunks[0].tokens) == 1 for plan in mixed)
 
 

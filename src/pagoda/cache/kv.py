@@ -93,25 +93,30 @@ class KVCache:
         held = self._held[sequence]
         assert start < upto, f"no positions from {start} to {upto}"
         assert start <= held.slots, f"positions from {start}, and {held.slots} have slots"
-        first, last = start // self.page_size, self.pages_for(upto)
-        splits = tuple(self._splits(group, table[first:last]) for group, table in enumerate(held.tables))
-        for pool, table, split in zip(self._pools, held.tables, splits, strict=True):
+        first, last = start // self.page_size, -(-upto // self.page_size)
+        extension = _READY
+        for pool, table in zip(self._pools, held.tables, strict=True):
+            if len(table) < last or any(map(pool.shared, table[first:last])):
+                extension = self._grow(held, start, first, last)
+                break
+        if extension.fits:
+            held.slots, held.committed = max(held.slots, upto), min(held.committed, start)
+        return extension
+
+    def _grow(self, held: _Held, start: int, first: int, last: int) -> Extension:
+        """Take pages in every group, or in none."""
+        splits = []
+        for pool, table in zip(self._pools, held.tables, strict=True):
+            split = [i for i in range(first, min(last, len(table))) if pool.shared(table[i])]
             if max(last - len(table), 0) + len(split) > pool.free:
                 return _NO_ROOM
+            splits.append(split)
         copies: list[PageCopy] = []
-        if any(splits) or any(len(table) < last for table in held.tables):
-            held.tables = tuple(
-                self._grown(group, table, [first + i for i in split], start, last, copies)
-                for group, (table, split) in enumerate(zip(held.tables, splits, strict=True))
-            )
-        held.slots = max(held.slots, upto)
-        held.committed = min(held.committed, start)
-        return Extension(True, tuple(copies)) if copies else _READY
-
-    def _splits(self, group: int, pages: tuple[int, ...]) -> list[int]:
-        """Which of the pages others hold too."""
-        shared = self._pools[group].shared
-        return [i for i, page in enumerate(pages) if shared(page)]
+        held.tables = tuple(
+            self._grown(group, table, split, start, last, copies)
+            for group, (table, split) in enumerate(zip(held.tables, splits, strict=True))
+        )
+        return Extension(True, tuple(copies))
 
     def _grown(
         self, group: int, table: tuple[int, ...], split: list[int], start: int, last: int, copies: list[PageCopy]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from pagoda.engine.finish import News, last_event
 from pagoda.engine.request import RequestState, Wake
@@ -81,7 +81,7 @@ class OpenRequests:
                 if item.state.wake is not None:
                     wakes[item.state.wake] = None
             for wake in wakes:
-                _guarded(wake)
+                _call(wake)
         return broken
 
     def refuse(self, error: EngineDied) -> None:
@@ -107,7 +107,7 @@ class OpenRequests:
             for state in states:
                 self._end(state, error)
             for wake in dict.fromkeys(state.wake for state in states if state.wake is not None):
-                _guarded(wake)
+                _call(wake)
         finally:
             if waited:
                 self._sending.release()
@@ -141,7 +141,12 @@ class OpenRequests:
             if not state.unfinished:
                 self._forget(state)
         self._observer.emitted(event, gap)
-        return _guarded(lambda: state.sink(event))
+        try:
+            state.sink(event)
+        except Exception:
+            _log.exception("the sink of request %s raised; the request is cancelled", event.request_id)
+            return False
+        return True
 
     def _forget(self, state: RequestState) -> None:
         with self._changed:
@@ -150,11 +155,9 @@ class OpenRequests:
                 self._changed.notify_all()
 
 
-def _guarded(call: Callable[[], None]) -> bool:
-    """Call what a client handed in: what it raises is its own affair."""
+def _call(wake: Wake) -> None:
+    """What a client's function raises is its own affair."""
     try:
-        call()
+        wake()
     except Exception:
-        _log.exception("a sink of events raised; its request is cancelled")
-        return False
-    return True
+        _log.exception("a wake-up raised")

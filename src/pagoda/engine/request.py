@@ -28,6 +28,7 @@ class Sequence:
     id: int
     """Unique for the engine's lifetime, and ascending in order of arrival: the lower, the older, the more urgent."""
     state: RequestState
+    prompt: tuple[int, ...]
     choice: int
     limit: int
     """Most tokens it may come to: prompt and max_tokens."""
@@ -54,41 +55,38 @@ class Sequence:
     @property
     def values(self) -> int:
         """Tokens whose values have arrived."""
-        return len(self.state.request.prompt) + len(self.output)
+        return len(self.prompt) + len(self.output)
 
     @property
     def known(self) -> int:
         """Tokens that exist, in flight or here."""
-        return len(self.state.request.prompt) + len(self.output) + self.pending
+        return len(self.prompt) + len(self.output) + self.pending
 
     @property
     def fork_point(self) -> int:
         """Where the choices of one request part: all but the prompt's last token, whose logits each samples anew."""
-        return len(self.state.request.prompt) - 1
+        return len(self.prompt) - 1
 
     def due(self) -> int:
         """How many tokens can be computed now. 0: its last is in flight, or it must wait for values in flight."""
-        values = self.values
-        if values + self.pending >= self.limit:
+        values = len(self.prompt) + len(self.output)
+        known = values + self.pending
+        if known >= self.limit:
             return 0
         if self.computed < values:
             return values - self.computed
-        return 1 if self.computed == values + self.pending - 1 else 0
+        return 1 if self.computed == known - 1 else 0
 
     def tokens(self, start: int, end: int) -> tuple[int, ...]:
         """Tokens `start` to `end` - 1; (LAST,) for the one in flight."""
-        prompt, values = self.state.request.prompt, self.values
-        if start >= values:
-            return (LAST,)
-        cut = len(prompt)
-        if start >= cut:
-            return tuple(self.output[start - cut : end - cut])
-        return prompt[start:end] + tuple(self.output[: max(end - cut, 0)])
+        cut = len(self.prompt)
+        if start < cut:
+            return self.prompt[start:end] + tuple(self.output[: max(end - cut, 0)])
+        return tuple(self.output[start - cut : end - cut]) or (LAST,)
 
     def start(self) -> SequenceStart:
         """How it is made known to the runner."""
-        request = self.state.request
-        return SequenceStart(self.id, request.prompt, request.params, self.choice)
+        return SequenceStart(self.id, self.prompt, self.state.request.params, self.choice)
 
     def check(self) -> None:
         """Assert the order of the lengths, and that no more is in flight than was planned."""
@@ -120,6 +118,6 @@ class RequestState:
         self.sink = sink
         self.wake = wake
         self.stop_ids = stop_ids.union(params.stop_token_ids)
-        self.sequences = [Sequence(next(ids), self, choice, limit) for choice in range(params.n)]
+        self.sequences = [Sequence(next(ids), self, request.prompt, choice, limit) for choice in range(params.n)]
         self.unfinished = set(range(params.n))
         """Choices whose last event has not been sent."""

@@ -54,18 +54,22 @@ class Scheduler:
         return outline.close(self._steps, self._roster.ends())
 
     def commit(self, plan: StepPlan) -> None:
-        """A plan is finished and its tokens have arrived: what is verified by now may be shared."""
+        """A plan is finished and its tokens have arrived: whole pages of verified tokens may be shared."""
+        page_size = self._cache.page_size
         for chunk in plan.chunks:
             sequence = self._roster.live.get(chunk.sequence)
             if sequence is not None and sequence.holds_pages:
-                before, verified = self._cache.committed(sequence.id), min(sequence.computed, sequence.values)
+                verified = min(sequence.computed, sequence.values) // page_size * page_size
+                before = self._cache.committed(sequence.id)
                 if before < verified:
                     self._cache.commit(sequence.id, sequence.tokens(before, verified))
 
     # A chunk: as much as is due, as every limiter allows, and as there are pages for.
 
     def _place(self, sequence: Sequence, due: int) -> None:
-        size = min(due, *[limiter(sequence) for limiter in self._limiters])
+        size = due
+        for limiter in self._limiters:
+            size = min(size, limiter(sequence))
         extension = self._make_room(sequence, sequence.computed + size) if size > 0 else None
         if extension is not None:
             self._outline.add(sequence, size, extension, self._cache.table(sequence.id))
