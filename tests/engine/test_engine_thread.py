@@ -227,6 +227,7 @@ def test_the_watchdog_ends_what_hangs_and_the_thread_that_wakes_later_says_nothi
     assert [e.finish for e in recorder.finals()] == [FinishReason.ERROR] * 3
     assert "no step was finished for 0.2 s" in str(recorder.events[0].error)
     assert not engine.health().alive
+    runner.fault = ValueError("and then it fails as well")
     runner.gate.set()
     engine._thread.join(20)
     assert not engine._thread.is_alive()
