@@ -7,6 +7,7 @@ there the terms are looser.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -41,20 +42,32 @@ def test_verb(name: str, case: Case) -> None:
 @pytest.mark.parametrize("activations", ["int16", "int8", "f32"])
 @pytest.mark.parametrize("case", LINEAR, ids=str)
 def test_linear(name: str, activations: str, case: Case) -> None:
-    assert_close(
-        case, run(opened(name, activations=activations), case), run(opened("reference", activations=activations), case)
-    )
+    got, want = (run(opened(backend, activations=activations), case) for backend in (name, "reference"))
+    assert_close(case, got, want)
+
+
+# f32 sums differ by rounding alone. A key or value on the border between two f16 numbers may be stored as either, and
+# an activation on the border between two integers may be read as either: fewer and fewer digits are left.
+MODEL_TOLERANCE = {
+    ("f32", "f32"): 2e-5,
+    ("f32", "f16"): 1e-3,
+    ("int16", "f32"): 1e-3,
+    ("int16", "f16"): 1e-3,
+    ("int8", "f32"): 0.1,
+    ("int8", "f16"): 0.1,
+}
 
 
 @pytest.mark.parametrize("name", OTHERS)
-@pytest.mark.parametrize("kv_format", ["f32", "f16"])
-@pytest.mark.parametrize(("activations", "tolerance"), [("int16", 1e-3), ("int8", 5e-2), ("f32", 5e-4)])
+@pytest.mark.parametrize(("activations", "kv_format"), MODEL_TOLERANCE)
 @pytest.mark.parametrize("make", [tiny_prompts, tiny_mixed])
-def test_model(name: str, activations: str, tolerance: float, make: type[Case], kv_format: str) -> None:
-    case = replace(make(kv_format=kv_format), tolerance=tolerance)
-    assert_close(
-        case, run(opened(name, activations=activations), case), run(opened("reference", activations=activations), case)
-    )
+def test_model(name: str, activations: str, kv_format: str, make: Callable[..., Case]) -> None:
+    case = replace(make(kv_format=kv_format), tolerance=MODEL_TOLERANCE[activations, kv_format])
+    got, want = (run(opened(backend, activations=activations), case) for backend in (name, "reference"))
+    assert_close(case, got, want)
+    for output in ("R.hidden", "S.logits"):
+        x, y = (np.concatenate([step[output] for step in steps]) for steps in (got, want))
+        assert np.linalg.norm(x - y) < case.tolerance / 8 * np.linalg.norm(y)
 
 
 @pytest.mark.parametrize("name", BACKENDS)

@@ -211,7 +211,7 @@ CRITICAL = {3: 21.1, 4: 23.5, 5: 25.7, 6: 27.9, 7: 29.9}
 )
 def test_frequencies_match_probabilities(params: dict[str, float], axis: str) -> None:
     """Over many places, along one axis of the noise's key at a time."""
-    n = 3000
+    n = 2500
     x = np.array([0.3, -0.2, 1.1, 0.0, -1.0, 0.7, 0.2, -0.5], F32)
     cut = keep(x, SamplingParams(**params))
     weights = np.exp(cut.z.astype(float))
@@ -227,7 +227,7 @@ def test_frequencies_match_probabilities(params: dict[str, float], axis: str) ->
 
 def test_neighbouring_tokens_and_places_are_independent() -> None:
     """The winner among four equal tokens, at two places next to each other: all sixteen pairs equally often."""
-    n, counts = 3000, np.zeros((4, 4))
+    n, counts = 2500, np.zeros((4, 4))
     for i in range(n):
         a, b = (sample(np.zeros(4, F32), PARAMS, 2 * i + d).token for d in (0, 1))
         counts[a, b] += 1

@@ -247,14 +247,12 @@ def _check_same(x: Floats, y: Floats) -> None:
 def _attention(q: Floats, keys: Doubles, values: Doubles, scale: float) -> Doubles:
     """One row's attention: q [H * dim], keys and values [n, G, dim] -> [H * dim]; head h reads key head h * G / H."""
     groups, dim = keys.shape[1:]
-    heads = q.reshape(-1, dim).astype(np.float64)
-    per_group = len(heads) // groups
+    heads = q.reshape(groups, -1, dim).astype(np.float64)
     result = np.empty_like(heads)
-    for h, head in enumerate(heads):
-        g = h // per_group
-        scores = keys[:, g] @ head * scale
-        weights = np.exp(scores - scores.max())
-        result[h] = weights @ values[:, g] / weights.sum()
+    for g in range(groups):
+        scores = heads[g] @ keys[:, g].T * scale
+        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+        result[g] = weights @ values[:, g] / weights.sum(axis=1, keepdims=True)
     return result.reshape(-1)
 
 
