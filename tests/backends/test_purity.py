@@ -24,8 +24,8 @@ from .verbs import CASES, attention
 
 MODELS = [tiny_prompts(), tiny_mixed(), tiny_prompts(4, "f32", 3)]
 ALL = [
-    *(("int16", case) for verb, cases in CASES.items() if verb != "linear" for case in cases()),
-    *((activations, case) for case in [*CASES["linear"](), *MODELS] for activations in ACTIVATIONS),
+    *(("int16", case) for verb, cases in CASES.items() if verb != "linear" for case in cases),
+    *((activations, case) for case in [*CASES["linear"], *MODELS] for activations in ACTIVATIONS),
 ]
 CUTS: dict[str, Callable[[Step], Iterator[Ints]]] = {
     "by sequence": by_sequence,
