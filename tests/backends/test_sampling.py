@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pagoda.backends.ops import Draw
-from pagoda.backends.sampling import gumbel, keep, likeliest, log_softmax, penalize, philox, sample
+from pagoda.backends.sampling import Choice, gumbel, is_settled, keep, likeliest, log_softmax, penalize, philox, sample
 
 F32 = np.float32
 
@@ -91,8 +91,8 @@ def test_greedy(temperature: float) -> None:
     params = dict(temperature=temperature, top_p=0.1, min_p=0.9, top_k=1)
     assert sample(logits(1, 3, 3, 2), draw(**params)).token == 1
     assert sample(logits(-0.0, 0.0, -1), draw(**params)).token == 0
-    clear = sample(logits(1, 5, 3.5, 2), draw(**params))
-    assert (clear.token, clear.gap, clear.cut_gap) == (1, 1.5, math.inf)
+    assert sample(logits(1, 5, 3.5, 2), draw(**params)) == Choice(1, 1.5)
+    assert is_settled(logits(3, 3), draw(**params))
     assert sample(logits(1, 3, 2), draw(temperature=temperature, presence=2), output=[1]).token == 2
 
 
@@ -124,7 +124,6 @@ def test_top_p() -> None:
     # The shares are of what top-k left: 0.5 and 0.25 of 0.75.
     assert kept(x, top_p=0.66, top_k=2) == [1]
     assert kept(x, top_p=0.67, top_k=2) == [1, 3]
-    assert keep(x, draw(top_p=0.7)).cut_gap == pytest.approx(0.05, abs=1e-6)
 
 
 def test_min_p() -> None:
@@ -135,9 +134,6 @@ def test_min_p() -> None:
     assert kept(logits(2, 2, 1), min_p=1) == [0, 1]
     # After top-p, and still a fraction of the likeliest.
     assert kept(x, min_p=0.45, top_p=0.9) == [1, 3]
-    assert keep(x, draw(min_p=0.45)).cut_gap == pytest.approx(0.05, abs=1e-6)
-    assert keep(x, draw(min_p=1)).cut_gap == pytest.approx(0.5, abs=1e-6)
-    assert keep(x, draw()).cut_gap == math.inf
 
 
 def test_sample_is_the_greatest_of_z_and_noise() -> None:
@@ -148,8 +144,6 @@ def test_sample_is_the_greatest_of_z_and_noise() -> None:
         got = sample(x, draw(seed=2**40 + 5, temperature=0.7, position=position, choice=1))
         assert got.token == int(scores.argmax())
         assert got.gap == first - second
-        assert got.clear(got.gap / 2)
-        assert not got.clear(got.gap)
 
 
 def test_cuts_do_not_change_the_noise() -> None:
@@ -170,13 +164,42 @@ def test_cuts_do_not_change_the_noise() -> None:
 
 
 def test_one_candidate_has_no_runner_up() -> None:
-    got = sample(logits(1, 2, 3), draw(top_k=1))
-    assert (got.token, got.gap) == (2, math.inf)
+    assert sample(logits(1, 2, 3), draw(top_k=1)) == Choice(2, math.inf)
 
 
 def test_gap_of_equal_scores_is_zero() -> None:
-    assert sample(logits(3, 3), draw(temperature=0)).gap == 0
-    assert not sample(logits(3, 3), draw(temperature=0)).clear(0)
+    assert sample(logits(3, 3), draw(temperature=0)) == Choice(0, 0)
+
+
+def test_settled_is_what_no_error_within_the_tolerance_changes() -> None:
+    """Against every cut between the narrowest and the widest, and by its margin."""
+    rng, settled = np.random.default_rng(3), 0
+    for position in range(300):
+        x = np.rint(rng.standard_normal(12) * 4).astype(F32) / 4
+        params = {"position": position, "top_p": rng.uniform(0.2, 0.99), "min_p": rng.uniform(0.01, 0.3)}
+        got = is_settled(x, draw(**params), tolerance=0.02)
+        near = {
+            sample(x, draw(**(params | {"top_p": params["top_p"] + p, "min_p": params["min_p"] + m}))).token
+            for p in (-0.0199, 0, 0.0199)
+            for m in (-0.0099, 0, 0.0199)
+        }
+        if got:
+            assert len(near) == 1
+            assert sample(x, draw(**params)).gap > 0.02
+        settled += got
+    assert 150 < settled < 290
+    assert is_settled(logits(0, 5), draw(min_p=1), tolerance=0.1)  # narrowing keeps the first
+
+
+def test_settled_sees_each_kind_of_doubt() -> None:
+    gap = sample(logits(1, 1.5), draw()).gap
+    assert is_settled(logits(1, 1.5), draw(), tolerance=gap / 2)
+    assert not is_settled(logits(1, 1.5), draw(), tolerance=gap)
+    # Two equal tokens, top-p at one's share: the second is in or out. It matters at places where the second would win.
+    half = logits(0, 0)
+    assert {is_settled(half, draw(top_p=0.5, position=p), tolerance=1e-6) for p in range(20)} == {True, False}
+    ratio = np.log(np.array([1, 0.5])).astype(F32)
+    assert {is_settled(ratio, draw(min_p=0.5, position=p), tolerance=1e-6) for p in range(20)} == {True, False}
 
 
 def test_log_softmax_and_top() -> None:

@@ -101,70 +101,74 @@ def penalize(logits: Floats, draw: Draw, prompt: Sequence[int], output: Sequence
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The candidates that top-k, top-p and min-p leave."""
+    """The candidates that top-k, top-p and min-p leave, in the order of step 4."""
 
     ids: Ids
-    """In the order of step 4."""
     z: Floats
     """Of each of `ids`."""
-    cut_gap: float
-    """How near top-p and min-p were to another cut: the least distance of a share of the sum from `top_p`, or of a
-    w from `min_p`. Infinite if neither is on."""
 
 
-def keep(logits: Floats, draw: Draw) -> Kept:
-    """Steps 4 to 7, of penalised logits [V] at a temperature of at least `GREEDY_BELOW`."""
+def keep(logits: Floats, draw: Draw, slack: float = 0.0) -> Kept:
+    """Steps 4 to 7, of penalised logits [V] at a temperature of at least `GREEDY_BELOW`.
+
+    `slack` widens both cuts, or narrows them if negative: `top_p + slack` and `min_p - slack`.
+    """
     z = logits / np.float32(draw.temperature)
     top_p, min_p = float(np.float32(draw.top_p)), float(np.float32(draw.min_p))
     ids = np.argsort(-z, kind="stable")
     if draw.top_k > 0:
         ids = ids[: draw.top_k]
     weights = np.exp(z[ids].astype(np.float64) - float(z[ids[0]]))
-    cut_gap = math.inf
     if top_p < 1:
         sums = np.cumsum(weights)
-        cut_gap = float(np.abs(sums / sums[-1] - top_p).min())
-        enough = np.flatnonzero(sums >= top_p * sums[-1])
+        enough = np.flatnonzero(sums >= (top_p + slack) * sums[-1])
         last = int(enough[0]) if len(enough) else len(ids) - 1
         ids, weights = ids[: last + 1], weights[: last + 1]
     if min_p > 0:
-        # The first is exactly 1 in any arithmetic: no near tie, whatever min_p is.
-        cut_gap = min(cut_gap, float(np.abs(weights[1:] - min_p).min(initial=math.inf)))
-        ids = ids[weights >= min_p]
-    return Kept(ids, z[ids], cut_gap)
+        ids = ids[weights >= min(min_p - slack, 1.0)]
+    return Kept(ids, z[ids])
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A chosen token, and how clear the choice was."""
+    """A chosen token, and by how much it won."""
 
     token: int
     gap: float
-    """How much greater its score (z + g, or the logit at temperature 0) is than the runner-up's; infinite without
-    one."""
-    cut_gap: float
-    """As `Kept.cut_gap`; infinite at temperature 0."""
-
-    def clear(self, tolerance: float) -> bool:
-        """Whether an implementation whose scores, shares and w are within tolerance / 2 must choose the same."""
-        return min(self.gap, self.cut_gap) > tolerance
+    """Its score (z + g, or the logit at temperature 0) less the runner-up's; infinite without one."""
 
 
-def _first(ids: Ids, scores: Doubles) -> tuple[int, float]:
-    """The id with the greatest score, of equals the lowest, and its lead over the next."""
+def _first(ids: Ids, scores: Doubles) -> Choice:
+    """The id with the greatest score; of equals the lowest."""
     order = np.lexsort((ids, -scores))
-    best = order[0]
-    gap = float(scores[best] - scores[order[1]]) if len(ids) > 1 else math.inf
-    return int(ids[best]), gap
+    gap = float(scores[order[0]] - scores[order[1]]) if len(ids) > 1 else math.inf
+    return Choice(int(ids[order[0]]), gap)
+
+
+def _choose(penalized: Floats, draw: Draw, slack: float = 0.0) -> Choice:
+    """Steps 3 to 8."""
+    if np.float32(draw.temperature) < GREEDY_BELOW:
+        return _first(np.arange(len(penalized)), penalized.astype(np.float64))
+    kept = keep(penalized, draw, slack)
+    return _first(kept.ids, kept.z.astype(np.float64) + gumbel(kept.ids, draw.seed, draw.position, draw.choice))
 
 
 def sample(logits: Floats, draw: Draw, prompt: Sequence[int] = (), output: Sequence[int] = ()) -> Choice:
     """Choose a token from raw logits [V]; `prompt` and `output` are the token ids before it."""
-    logits = penalize(logits, draw, prompt, output)
+    return _choose(penalize(logits, draw, prompt, output), draw)
+
+
+def is_settled(
+    logits: Floats, draw: Draw, prompt: Sequence[int] = (), output: Sequence[int] = (), tolerance: float = 1e-5
+) -> bool:
+    """Whether an implementation must choose as `sample` does if its scores, its shares of the sum (top-p) and its w
+    (min-p) are within tolerance / 2 of those here.
+
+    Its candidates then lie between those of the narrowed and of the widened cuts. The winner among the widest is its
+    winner too if it is among the narrowest, and leads by more than the tolerance.
+    """
     if np.float32(draw.temperature) < GREEDY_BELOW:
-        token, gap = _first(np.arange(len(logits)), logits.astype(np.float64))
-        return Choice(token, gap, math.inf)
-    kept = keep(logits, draw)
-    scores = kept.z.astype(np.float64) + gumbel(kept.ids, draw.seed, draw.position, draw.choice)
-    token, gap = _first(kept.ids, scores)
-    return Choice(token, gap, kept.cut_gap)
+        return True
+    penalized = penalize(logits, draw, prompt, output)
+    widest = _choose(penalized, draw, tolerance)
+    return widest.gap > tolerance and widest.token in keep(penalized, draw, -tolerance).ids
