@@ -142,6 +142,18 @@ def test_draws_are_the_same_everywhere() -> None:
     assert all(result == results[0] for result in results)
 
 
+@pytest.mark.parametrize("name", [name for name in BACKENDS if name != "reference"])
+@pytest.mark.parametrize("number", [np.nan, -np.inf, np.inf])
+def test_logits_that_are_no_numbers_stay_within_the_vocabulary(name: str, number: float) -> None:
+    """Damaged weights may give any token, and no access out of bounds."""
+    backend = opened(name)
+    logits = np.full((len(CUTS), 97), number, np.float32)
+    draws = [draw(**cut, slot=s, logprobs=2) for s, cut in enumerate(CUTS.values())]
+    got = sample_rows(backend, logits, draws, backend.slots(), [(s, np.zeros(1, np.int32)) for s in range(len(draws))])
+    assert all(0 <= token < 97 for token in got.tokens)
+    assert all(0 <= token < 97 for top in got.top for token, _ in top)
+
+
 @pytest.mark.parametrize("name", BACKENDS)
 def test_tokens_still_in_flight(name: str) -> None:
     """Six steps handed over at once, each reading the tokens of the one before, and a slot that changes hands."""
