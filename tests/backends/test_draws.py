@@ -82,7 +82,7 @@ def make_logits(rng: np.random.Generator, rows: int, vocabulary: int) -> Floats:
 
 
 @pytest.mark.parametrize("name", BACKENDS)
-@pytest.mark.parametrize("vocabulary", [1, 7, 97, 1003])
+@pytest.mark.parametrize("vocabulary", [1, 97, 1003])
 @pytest.mark.parametrize("penalty", PENALTIES)
 @pytest.mark.parametrize("cut", CUTS)
 def test_tokens_follow_the_rule(name: str, vocabulary: int, penalty: str, cut: str) -> None:
