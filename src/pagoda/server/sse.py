@@ -1,0 +1,78 @@
+"""Server-sent events: a stream of chunks as one HTTP answer.
+
+Knows framing, disconnects and failure in mid-stream; knows nothing of what the chunks say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from pagoda.server.asgi import ClientGone, while_connected
+from pagoda.server.errors import describe
+
+DONE = b"data: [DONE]\n\n"
+logger = logging.getLogger("pagoda.server")
+_encoder = msgspec.json.Encoder()
+
+
+def frame(chunk: object) -> bytes:
+    """One event: the chunk as JSON on a `data:` line (JSON text has no raw line breaks)."""
+    return b"data: " + _encoder.encode(chunk) + b"\n\n"
+
+
+class EventStream(Response):
+    """Sends `frames` as they come. Build it with `open`.
+
+    A client that leaves closes the generator at once, wherever it waits. A generator that raises ends the stream with
+    an error event, without `[DONE]`, so that no client takes a broken answer for a whole one.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, frames: AsyncGenerator[bytes, None], first: asyncio.Future[bytes]) -> None:
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+        del self.headers["content-length"]
+        self.frames, self.first = frames, first
+
+    @classmethod
+    async def open(cls, frames: AsyncGenerator[bytes, None]) -> EventStream:
+        """Start the generator: what it refuses before its first wait is raised while a status can still say so."""
+        first = asyncio.ensure_future(anext(frames))
+        await asyncio.sleep(0)
+        if first.done() and (error := first.exception()) is not None:
+            raise error
+        return cls(frames, first)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
+        """Answer: headers at once, then each frame, then the end."""
+        try:
+            await while_connected(receive, self._send_all(send))
+        except ClientGone:
+            logger.debug("the client left in mid-stream")
+        finally:
+            self.first.cancel()
+            with contextlib.suppress(asyncio.CancelledError, StopAsyncIteration, Exception):
+                await self.first
+            await self.frames.aclose()
+
+    async def _send_all(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        try:
+            part = await self.first
+            while True:
+                await send({"type": "http.response.body", "body": part, "more_body": True})
+                part = await anext(self.frames)
+        except StopAsyncIteration:
+            pass
+        except Exception as error:
+            status, detail = describe(error)
+            logger.error("a stream ended with an error (%d)", status, exc_info=error)
+            await send({"type": "http.response.body", "body": frame(detail), "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
