@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,7 @@ from server.fakes import ByteTokenizer, EchoEngine
 from server.rawhttp import Http
 
 MODEL = "echo"
+CONFIG = ServerConfig(port=0, max_output_tokens=200, max_body_bytes=100_000)
 
 
 @dataclass
@@ -45,7 +47,9 @@ class Quiet(uvicorn.Server):
         self.ready.set()
 
 
-def serve(engine: Any, tokenizer: Any, model: str, config: ServerConfig) -> Iterator[Running]:
+@contextmanager
+def serving(engine: Any, tokenizer: Any, model: str, config: ServerConfig) -> Iterator[Running]:
+    """A server over a started engine, in a thread of its own."""
     app = build_app(engine, tokenizer, model, config, PrometheusObserver())
     sock = bind(config)
     url = url_of(sock)
@@ -61,20 +65,35 @@ def serve(engine: Any, tokenizer: Any, model: str, config: ServerConfig) -> Iter
     assert not thread.is_alive(), "the server did not stop"
 
 
-@pytest.fixture
-def engine() -> Iterator[EchoEngine]:
-    made = EchoEngine()
-    made.start()
-    yield made
-    made.check()
-    made.close()
-    made.check()
+@contextmanager
+def echoing() -> Iterator[Running]:
+    """The echo engine and a server over it."""
+    engine = EchoEngine()
+    engine.start()
+    with serving(engine, ByteTokenizer(), MODEL, CONFIG) as running:
+        yield running
+        engine.check()
+    engine.close()
+    engine.check()
 
 
 @pytest.fixture
-def server(engine: EchoEngine) -> Iterator[Running]:
-    config = ServerConfig(port=0, max_output_tokens=200, max_body_bytes=100_000)
-    yield from serve(engine, ByteTokenizer(), MODEL, config)
+def server() -> Iterator[Running]:
+    with echoing() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Running]:
+    """One server for all the tests of a module: for those that leave it as it was."""
+    with echoing() as running:
+        yield running
+
+
+@pytest.fixture
+def engine(server: Running) -> EchoEngine:
+    made: EchoEngine = server.engine
+    return made
 
 
 @pytest.fixture

@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
-from pagoda.errors import EngineDied, InvalidRequest
+from pagoda.errors import EngineDied
 from pagoda.plan import Capacity
+from pagoda.text.messages import check_text, normalize
 from pagoda.types import FinishReason, GenerateRequest, Timings, TokenEvent, TokenLogprob
 
 END = 256
@@ -27,17 +28,14 @@ class ByteTokenizer:
     stop_ids = frozenset({END})
     has_chat_template = True
 
-    def encode(self, text: str, special: bool = False) -> list[int]:
-        try:
-            return list(text.encode())
-        except UnicodeEncodeError as error:
-            raise InvalidRequest(f"the text has a lone surrogate at {error.start}", "prompt") from None
+    def encode_prompt(self, text: str) -> tuple[int, ...]:
+        return tuple(check_text(text, "prompt").encode())
 
-    def encode_prompt(self, text: str) -> list[int]:
-        return self.encode(text)
-
-    def encode_chat(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> list[int]:
-        return self.encode("".join(f"{each['role']}: {each['content']}\n" for each in messages))
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, object]], *, add_generation_prompt: bool = True
+    ) -> tuple[int, ...]:
+        chat = normalize(messages)
+        return self.encode_prompt("".join(f"{each['role']}: {each['content']}\n" for each in chat))
 
     def token_bytes(self, token_id: int) -> bytes:
         return bytes([token_id]) if token_id < 256 else b"<end>"
@@ -50,7 +48,7 @@ class ByteTokenizer:
 class Sequence_:
     request: GenerateRequest
     index: int
-    sink: Callable[[TokenEvent], None]
+    tell: Callable[[TokenEvent], None]
     plan: list[int]
     made: int = 0
     text: str = ""
@@ -85,7 +83,16 @@ class EchoEngine:
     def release(self) -> None:
         self._go.set()
 
-    def submit(self, request: GenerateRequest, sink: Callable[[TokenEvent], None]) -> None:
+    def submit(
+        self,
+        request: GenerateRequest,
+        sink: Callable[[TokenEvent], None],
+        wake: Callable[[], None] = lambda: None,
+    ) -> None:
+        def tell(event: TokenEvent) -> None:
+            sink(event)
+            wake()
+
         if self.refuse:
             raise self.refuse
         if self.dead:
@@ -95,7 +102,7 @@ class EchoEngine:
                 plan = [*f"[{index}]".encode(), *request.prompt]
                 if request.params.ignore_eos:
                     plan = plan * (request.params.max_tokens // len(plan) + 1)
-                self.waiting.append(Sequence_(request, index, sink, [*plan, END]))
+                self.waiting.append(Sequence_(request, index, tell, [*plan, END]))
 
     def cancel(self, request_id: str) -> None:
         with self._lock:
@@ -116,13 +123,12 @@ class EchoEngine:
                 self._finish(each, FinishReason.ERROR, EngineDied(reason))
 
     def close(self, drain_s: float = 0.0) -> None:
+        self.refuse = self.refuse or EngineDied("the engine was closed")
         until = time.monotonic() + drain_s
         while (self.running or self.waiting) and time.monotonic() < until:
             time.sleep(0.01)
-        with self._lock:
-            self._closing = True
-            for each in self.running + self.waiting:
-                self._finish(each, FinishReason.CANCELLED)
+        self._closing = True
+        self.kill("the engine was closed")
         self.release()
         if self._thread.is_alive():
             self._thread.join()
@@ -163,7 +169,7 @@ class EchoEngine:
         logprobs = () if params.logprobs is None else (logprob_of(token, params.logprobs),)
         event = TokenEvent(seq.request.id, seq.index, (token,), text, logprobs)
         if reason is None:
-            seq.sink(event)
+            seq.tell(event)
         else:
             self._finish(seq, reason, event=event)
 
@@ -177,7 +183,7 @@ class EchoEngine:
         (self.running if seq in self.running else self.waiting).remove(seq)
         arrival, now = seq.request.arrival, time.monotonic()
         event = event or TokenEvent(seq.request.id, seq.index)
-        seq.sink(
+        seq.tell(
             TokenEvent(
                 event.request_id,
                 event.index,

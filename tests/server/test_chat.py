@@ -11,6 +11,13 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from server.conftest import Running
 from server.fakes import EchoEngine
 
+
+@pytest.fixture
+def server(shared: Running) -> Running:
+    """Nothing here changes the server."""
+    return shared
+
+
 HELLO = [{"role": "user", "content": "héllo ☃"}]
 ECHO = "user: héllo ☃\n"
 

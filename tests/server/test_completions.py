@@ -11,6 +11,12 @@ from openai.types import Completion
 from server.conftest import Running
 
 
+@pytest.fixture
+def server(shared: Running) -> Running:
+    """Nothing here changes the server."""
+    return shared
+
+
 def test_whole(client: openai.OpenAI) -> None:
     raw = client.completions.with_raw_response.create(model="echo", prompt="one two", max_tokens=50, seed=3)
     body = raw.http_response.json()

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, TypeVar
 from pagoda.completion import Completion, Gather
 from pagoda.config import ServerConfig
 from pagoda.engine.admission import validate
-from pagoda.engine.streams import stream
+from pagoda.engine.streams import EventStream, stream
+from pagoda.errors import Overloaded
 from pagoda.server.errors import HttpFailure
 from pagoda.types import GenerateRequest, SamplingParams, TokenEvent
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from pagoda.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
+Events = AsyncGenerator[tuple[int, TokenEvent], None]
+"""Events of the requests of one call, each with its request's place."""
 TEXT_THREADS = 2
 MAX_TEXT_JOBS = 1024
 
@@ -40,10 +43,10 @@ class TextPool:
         """The result of `work`, run on a thread. Cancelling drops it from the line.
 
         Raises:
-            HttpFailure: 503, the line is full.
+            Overloaded: the line is full.
         """
         if self._jobs >= self._limit:
-            raise HttpFailure(503, f"{self._jobs} prompts wait to be tokenised; try again", code="overloaded")
+            raise Overloaded(f"{self._jobs} prompts wait to be tokenised, the most there may be: try again later")
         self._jobs += 1
         try:
             return await asyncio.get_running_loop().run_in_executor(self._executor, work)
@@ -102,29 +105,33 @@ class Desk:
             admitted.append(request)
         return admitted
 
-    def events(self, requests: Sequence[GenerateRequest]) -> AsyncGenerator[tuple[int, TokenEvent], None]:
-        """The events of all `requests` as they come, each with its request's place; closing it cancels what is left."""
+    def events(self, requests: Sequence[GenerateRequest]) -> Events:
+        """Submit all `requests`; their events as they come. Closing or dropping them cancels what is left.
+
+        Raises:
+            Overloaded, EngineDied: the engine does not take one of them; none goes on.
+        """
         return merge([stream(self.engine, request) for request in requests])
 
-    async def complete(self, requests: Sequence[GenerateRequest]) -> list[Completion]:
+    async def complete(self, requests: Sequence[GenerateRequest], events: Events) -> list[Completion]:
         """The whole answers. Cancelling it cancels the requests."""
         gathers = [Gather(request) for request in requests]
-        async with aclosing(self.events(requests)) as events:
+        async with aclosing(events):
             async for place, event in events:
                 gathers[place].add(event)
         return [each.completion(self.fingerprint) for each in gathers]
 
 
-async def merge(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
+async def merge(streams: Sequence[EventStream]) -> Events:
     """Items of several streams as they come, each with its stream's place. Its end, whatever the cause, closes them."""
     if len(streams) == 1:  # the usual case needs no tasks
         async with aclosing(streams[0]) as only:
             async for item in only:
                 yield 0, item
         return
-    queue: asyncio.Queue[tuple[int, T] | Exception | None] = asyncio.Queue()
+    queue: asyncio.Queue[tuple[int, TokenEvent] | Exception | None] = asyncio.Queue()
 
-    async def pump(place: int, source: AsyncGenerator[T, None]) -> None:
+    async def pump(place: int, source: EventStream) -> None:
         try:
             async with aclosing(source):
                 async for item in source:

@@ -11,6 +11,7 @@ from pagoda.errors import (
     EngineDied,
     InvalidRequest,
     MemoryLimit,
+    Overloaded,
     PagodaError,
     PromptTooLong,
     UnknownModel,
@@ -49,7 +50,8 @@ _TABLE: tuple[tuple[type[PagodaError], int, str], ...] = (
     (UnknownModel, 404, "model_not_found"),
     (UserError, 400, "invalid_value"),
     (MemoryLimit, 503, "out_of_memory"),
-    (EngineDied, 503, "engine_died"),
+    (Overloaded, 503, "overloaded"),
+    (EngineDied, 503, "engine_unavailable"),
     (PagodaError, 500, "internal_error"),
 )
 """The first class that fits decides."""

@@ -5,8 +5,6 @@ Knows framing, disconnects and failure in mid-stream; knows nothing of what the 
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import logging
 from collections.abc import AsyncGenerator
 
@@ -27,8 +25,8 @@ def frame(chunk: object) -> bytes:
     return b"data: " + _encoder.encode(chunk) + b"\n\n"
 
 
-class EventStream(Response):
-    """Sends `frames` as they come. Build it with `open`.
+class SseResponse(Response):
+    """Sends frames as they come.
 
     A client that leaves closes the generator at once, wherever it waits. A generator that raises ends the stream with
     an error event, without `[DONE]`, so that no client takes a broken answer for a whole one.
@@ -36,19 +34,10 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, frames: AsyncGenerator[bytes, None], first: asyncio.Future[bytes]) -> None:
+    def __init__(self, frames: AsyncGenerator[bytes, None]) -> None:
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
-        self.frames, self.first = frames, first
-
-    @classmethod
-    async def open(cls, frames: AsyncGenerator[bytes, None]) -> EventStream:
-        """Start the generator: what it refuses before its first wait is raised while a status can still say so."""
-        first = asyncio.ensure_future(anext(frames))
-        await asyncio.sleep(0)
-        if first.done() and (error := first.exception()) is not None:
-            raise error
-        return cls(frames, first)
+        self._frames = frames
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
         """Answer: headers at once, then each frame, then the end."""
@@ -57,20 +46,13 @@ class EventStream(Response):
         except ClientGone:
             logger.debug("the client left in mid-stream")
         finally:
-            self.first.cancel()
-            with contextlib.suppress(asyncio.CancelledError, StopAsyncIteration, Exception):
-                await self.first
-            await self.frames.aclose()
+            await self._frames.aclose()
 
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         try:
-            part = await self.first
-            while True:
+            async for part in self._frames:
                 await send({"type": "http.response.body", "body": part, "more_body": True})
-                part = await anext(self.frames)
-        except StopAsyncIteration:
-            pass
         except Exception as error:
             status, detail = describe(error)
             logger.error("a stream ended with an error (%d)", status, exc_info=error)

@@ -17,9 +17,9 @@ from starlette.responses import Response
 from pagoda.completion import Completion, raise_failure
 from pagoda.errors import InvalidRequest
 from pagoda.server.asgi import json_response, read_body, while_connected
-from pagoda.server.desk import Desk
+from pagoda.server.desk import Desk, Events
 from pagoda.server.openai.response import Head, UsageCount, new_id, now
-from pagoda.server.sse import DONE, EventStream, frame
+from pagoda.server.sse import DONE, SseResponse, frame
 from pagoda.types import GenerateRequest, SamplingParams, TokenEvent
 
 
@@ -78,9 +78,10 @@ async def answer(request: Request, parse: Callable[[bytes, Desk], Call]) -> Resp
         raise
     head = _head(call, desk, requests)
     shape = call.shape(head, desk)
+    events = desk.events(requests)
     if call.stream:
-        return await EventStream.open(_frames(desk, requests, shape, call.include_usage))
-    completions = await while_connected(request.receive, desk.complete(requests))
+        return SseResponse(_frames(events, shape, UsageCount(len(requests)), call.include_usage))
+    completions = await while_connected(request.receive, desk.complete(requests, events))
     return json_response(shape.whole(completions))
 
 
@@ -92,11 +93,8 @@ def _head(call: Call, desk: Desk, requests: Sequence[GenerateRequest]) -> Head:
     return Head(name, desk.model, desk.fingerprint, now(), seed)
 
 
-async def _frames(
-    desk: Desk, requests: Sequence[GenerateRequest], shape: Shape, include_usage: bool
-) -> AsyncGenerator[bytes, None]:
-    usage = UsageCount(len(requests))
-    async with aclosing(desk.events(requests)) as events:
+async def _frames(source: Events, shape: Shape, usage: UsageCount, include_usage: bool) -> AsyncGenerator[bytes, None]:
+    async with aclosing(source) as events:
         async for place, event in events:
             raise_failure(event)
             if event.finish is not None:

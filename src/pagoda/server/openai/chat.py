@@ -15,28 +15,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pagoda.completion import Completion, Usage
-from pagoda.errors import InvalidRequest, UnsupportedField
+from pagoda.errors import InvalidRequest
 from pagoda.server.desk import Desk
 from pagoda.server.openai.answer import Call, answer
-from pagoda.server.openai.fields import (
-    NEUTRAL_CHAT,
-    Count,
-    Neutral,
-    SharedFields,
-    check_names,
-    convert,
-    decode,
-    shown,
-)
+from pagoda.server.openai.fields import NEUTRAL_CHAT, Count, SharedFields, decode
 from pagoda.server.openai.logprobs import ChatLogprobs, chat_logprobs
 from pagoda.server.openai.response import Head, UsageCount, WireUsage, finish_reason, wire_usage
 from pagoda.types import MAX_LOGPROBS, TokenEvent
-
-ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-"""Roles taken, and what the template calls them; tools do not exist yet."""
-
-_ECHOED: Neutral = {"annotations": lambda value: value == [], "tool_calls": lambda value: value == []}
-"""What clients send back unread with an assistant's earlier message."""
 
 
 class ChatFields(SharedFields, kw_only=True):
@@ -119,7 +104,7 @@ def parse(body: bytes, desk: Desk) -> Call:
         InvalidRequest: `param` names the field.
     """
     fields = decode(body, ChatFields, NEUTRAL_CHAT)
-    messages = _messages(fields.messages)
+    messages = [_message(each) for each in fields.messages]
     params = fields.sampling(_logprobs(fields), _max_tokens(fields))
     return Call(
         model=fields.model,
@@ -152,34 +137,17 @@ def _logprobs(fields: ChatFields) -> int | None:
     return None
 
 
-def _messages(raw: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
-    if not raw:
-        raise InvalidRequest("messages must have at least one message, got none", "messages")
-    return [_message(each, f"messages[{place}]") for place, each in enumerate(raw)]
+def _message(raw: dict[str, Any]) -> dict[str, Any]:
+    """A message without what changes nothing; the rest of it is for `text` to judge."""
+    kept = {name: value for name, value in raw.items() if value is not None and not _echoed(name, value)}
+    if kept.get("role") == "developer":
+        kept["role"] = "system"
+    return kept
 
 
-def _message(raw: dict[str, Any], where: str) -> dict[str, str]:
-    check_names(raw, ("role", "content"), where, _ECHOED)
-    role = convert(raw.get("role"), str, f"{where}.role")
-    if role not in ROLES:
-        known = ", ".join(ROLES)
-        raise UnsupportedField(f"{where}.role must be one of {known}; got {shown(role)}", f"{where}.role")
-    return {"role": ROLES[role], "content": _content(raw.get("content"), f"{where}.content")}
-
-
-def _content(raw: Any, where: str) -> str:
-    if isinstance(raw, str):
-        return raw
-    if not isinstance(raw, list) or not raw:
-        raise InvalidRequest(f"{where} must be a string or a list of text parts, got {shown(raw)}", where)
-    texts = []
-    for place, part in enumerate(convert(raw, list[dict[str, Any]], where)):
-        at = f"{where}[{place}]"
-        if part.get("type") != "text":
-            raise UnsupportedField(f"{at}.type must be text, got {shown(part.get('type'))}", f"{at}.type")
-        check_names(part, ("type", "text"), at, {})
-        texts.append(convert(part.get("text"), str, f"{at}.text"))
-    return "".join(texts)
+def _echoed(name: str, value: Any) -> bool:
+    """Whether a client sends this back unread with an assistant's earlier message."""
+    return name in ("annotations", "tool_calls") and value == []
 
 
 class ChatShape:

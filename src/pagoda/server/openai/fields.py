@@ -17,10 +17,12 @@ from pagoda.types import MAX_SEED, SamplingParams
 Count = Annotated[int, msgspec.Meta(ge=1)]
 
 
-class StreamOptions(msgspec.Struct):
+class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     """`stream_options`."""
 
     include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+    """Only false: Pagoda adds no padding against eavesdroppers; TLS belongs to what stands before it."""
 
 
 class SharedFields(msgspec.Struct, kw_only=True):
@@ -143,20 +145,14 @@ def decode(body: bytes, kind: type[Fields], neutral: Neutral) -> Fields:
             continue
         what = f"{name}: {shown(value)}" if name in neutral else f"the field {shown(name)}"
         raise UnsupportedField(f"Pagoda does not support {what}; leave it out", name)
-    options = sent.get("stream_options")
-    if isinstance(options, dict):
-        check_names(options, ("include_usage",), "stream_options", {"include_obfuscation": _is(False)})
-    if options is not None and not sent.get("stream"):
-        raise InvalidRequest("stream_options is only for answers with stream: true", "stream_options")
-    return convert(sent, kind)
-
-
-def check_names(found: Mapping[str, Any], known: tuple[str, ...], where: str, neutral: Neutral) -> None:
-    """Refuse by name, in an object inside the body, each field that is neither known, null nor neutral."""
-    for name, value in found.items():
-        if value is None or name in known or (name in neutral and neutral[name](value)):
-            continue
-        raise UnsupportedField(f"Pagoda does not support {name} in {where}; leave it out", f"{where}.{name}")
+    fields = convert(sent, kind)
+    if fields.stream_options is not None:
+        if not fields.stream:
+            raise InvalidRequest("stream_options is only for answers with stream: true", "stream_options")
+        if fields.stream_options.include_obfuscation:
+            param = "stream_options.include_obfuscation"
+            raise UnsupportedField(f"Pagoda does not support {param}; leave it out", param)
+    return fields
 
 
 Kind = TypeVar("Kind")
@@ -166,7 +162,8 @@ def convert(raw: Any, kind: type[Kind], where: str = "") -> Kind:
     """`raw` as `kind`.
 
     Raises:
-        InvalidRequest: a value of the wrong type; `param` is its path, below `where`.
+        UnsupportedField: an object has a field that its kind does not know.
+        InvalidRequest: a value of the wrong type. `param` is the path, below `where`.
     """
     try:
         return msgspec.convert(raw, kind)
@@ -177,6 +174,9 @@ def convert(raw: Any, kind: type[Kind], where: str = "") -> Kind:
         if missing := re.search(r"missing required field `(\w+)`", reason):
             param = f"{param}.{missing[1]}".lstrip(".")
             raise InvalidRequest(f"{param} is missing", param) from None
+        if unknown := re.search(r"unknown field `(.*)`", reason):
+            param = f"{param}.{unknown[1]}".lstrip(".")
+            raise UnsupportedField(f"Pagoda does not support {param}; leave it out", param) from None
         wanted = reason.replace("`", "").replace(" | null", "")
         raise InvalidRequest(f"{param}: {wanted[:1].lower()}{wanted[1:]}{_found(raw, path)}", param or None) from None
 
