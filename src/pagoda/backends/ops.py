@@ -117,6 +117,10 @@ class Step:
     """Per KV group [B, widest]: page numbers in order; entries past a sequence's end are never read."""
     sampled: Ints
     """[S] rows whose logits are wanted, ascending."""
+    slots: Ints = field(default_factory=lambda: np.empty(0, np.int32))
+    """[B] each sequence's slot in `Slots`, if `ids` has -1: the token sampled last for the row's sequence."""
+    copies: tuple[tuple[int, int, int, int], ...] = ()
+    """(group, source page, target page, slots): copied before anything is computed."""
     inputs: dict[str, Floats] = field(default_factory=dict)
     """Values for `Ops.input`, by name."""
 
@@ -202,11 +206,76 @@ class KVStore(Protocol):
         ...
 
 
+class Slots(Protocol):
+    """Each running sequence's tokens, kept beside the sampler: penalties and `ids` of -1 look at them."""
+
+    def start(self, slot: int, prompt: Ints) -> None:
+        """A new sequence takes the slot; its output is empty. No step in flight may use the slot."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """How one row of logits is sampled: docs/arithmetic.md, "Sampling". Ranges are those of `SamplingParams`."""
+
+    slot: int
+    """In `Slots`: the token chosen is appended there."""
+    seed: int
+    choice: int
+    position: int
+    """Absolute position of the token to be chosen."""
+    temperature: float
+    top_p: float
+    min_p: float
+    repetition: float
+    frequency: float
+    presence: float
+    top_k: int
+    logprobs: int
+    """-1: none; else how many of the likeliest tokens to report besides the chosen one."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepOutput:
+    """What came out of one step."""
+
+    outputs: dict[str, Floats]
+    """By name, copied, if they were asked for."""
+    tokens: tuple[int, ...]
+    """[S] tokens drawn; empty if the step had no draws."""
+    logprobs: tuple[float, ...]
+    """[S] log-probability of each token drawn, where asked for."""
+    top: tuple[tuple[tuple[int, float], ...], ...]
+    """[S] the likeliest tokens with their log-probabilities, likeliest first, ties by id."""
+    seconds: float
+    """How long the step took to compute."""
+
+
+class Pending(Protocol):
+    """A step on its way."""
+
+    def wait(self) -> StepOutput:
+        """Until it is done, without the GIL.
+
+        Raises:
+            ValueError: the step was not well formed.
+        """
+        ...
+
+
 class Program(Protocol):
     """A recorded or callable forward pass."""
 
+    def submit(
+        self, kv: KVStore, step: Step, slots: Slots | None = None, draws: Sequence[Draw] = (), outputs: bool = False
+    ) -> Pending:
+        """Queue one step behind those submitted before; returns at once. With draws, one for each sampled row, the
+        value handed out as `logits` is sampled; with `outputs`, all values handed out are copied out.
+        """
+        ...
+
     def run(self, kv: KVStore, step: Step) -> dict[str, Floats]:
-        """Run one step; the arrays handed out by `Ops.output`, copied."""
+        """Run one step and wait; the arrays handed out by `Ops.output`, copied."""
         ...
 
 
@@ -230,4 +299,8 @@ class Backend(Protocol):
 
     def program(self, build: Callable[[Ops], None]) -> Program:
         """Turn a function that calls verbs into a program."""
+        ...
+
+    def slots(self, count: int) -> Slots:
+        """Room for the tokens of `count` sequences."""
         ...

@@ -1,1 +1,8 @@
-"""The quant room."""
+"""How numbers lie in model files: one file per weight format, found by name or by ggml's type id.
+
+Knows the bytes of a block and the numbers they stand for. Knows nothing of files, models or kernels.
+"""
+
+from pagoda.quant.registry import Quantizer, by_id, by_name, names, quantizer, type_id
+
+__all__ = ["Quantizer", "by_id", "by_name", "names", "quantizer", "type_id"]

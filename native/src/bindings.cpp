@@ -1,0 +1,188 @@
+// What Python sees of the native part (pagoda.backends._native). Arrays are checked here; nothing holds the GIL while it waits.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <stdexcept>
+
+#include "dispatch.h"
+#include "program.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace pagoda {
+namespace {
+
+using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Ints = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Ints2 = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Floats2 = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+template <class A>
+auto copied(const A& a) {
+  using T = std::remove_const_t<typename A::Scalar>;
+  return std::vector<T>(a.data(), a.data() + a.size());
+}
+
+Format format_named(const std::string& name) {
+  static const std::map<std::string, Format> formats = {{"f32", Format::F32},   {"f16", Format::F16},   {"bf16", Format::BF16},
+                                                        {"q4_0", Format::Q4_0}, {"q4_1", Format::Q4_1}, {"q8_0", Format::Q8_0}};
+  const auto found = formats.find(name);
+  if (found == formats.end()) throw std::invalid_argument("no native kernels for weights in " + name);
+  return found->second;
+}
+
+std::shared_ptr<Weight> pack(Pool& pool, const std::string& format, int n, int k, const Bytes& raw) {
+  const Format f = format_named(format);
+  if (n < 1 || k < 1 || raw.size() != size_t(n) * stored_row_bytes(f, k))
+    throw std::invalid_argument("a matrix of this shape and format has another size in bytes");
+  nb::gil_scoped_release release;
+  return std::make_shared<Weight>(pool, f, n, k, raw.data());
+}
+
+template <class T>
+nb::ndarray<nb::numpy, T> to_numpy(std::vector<T> values, std::vector<size_t> shape) {
+  auto* held = new std::vector<T>(std::move(values));
+  nb::capsule owner(held, [](void* p) noexcept { delete (std::vector<T>*)p; });
+  return nb::ndarray<nb::numpy, T>(held->data(), shape.size(), shape.data(), owner);
+}
+
+// (tokens [S], log-probabilities [S], top ids, top log-probabilities: lists of lists)
+nb::tuple drawn(const StepJob& job) {
+  std::vector<int32_t> tokens;
+  std::vector<float> logprobs;
+  nb::list ids, values;
+  for (const auto& d : job.drawn()) {
+    tokens.push_back(d.token);
+    logprobs.push_back(d.logprob);
+    ids.append(nb::cast(d.top_ids));
+    values.append(nb::cast(d.top_logprobs));
+  }
+  const size_t n = tokens.size();
+  return nb::make_tuple(to_numpy(std::move(tokens), {n}), to_numpy(std::move(logprobs), {n}), ids, values);
+}
+
+nb::dict outputs(const StepJob& job) {
+  nb::dict result;
+  for (const auto& [name, values] : job.outputs()) {
+    const size_t width = size_t(job.widths().at(name));
+    result[name.c_str()] = to_numpy(std::vector<float>(values), {values.size() / width, width});
+  }
+  return result;
+}
+
+Step make_step(const Ints& ids, const Ints& positions, const Ints& sequences, const Ints& sampled, const Ints& slots,
+               const std::vector<Ints2>& tables, const std::map<std::string, Floats2>& inputs) {
+  Step step;
+  step.ids = copied(ids);
+  step.positions = copied(positions);
+  step.sequences = copied(sequences);
+  step.sampled = copied(sampled);
+  step.slots = copied(slots);
+  for (const auto& t : tables) step.tables.push_back({copied(t), int(t.shape(1))});
+  for (const auto& [name, x] : inputs) step.inputs[name] = copied(x);
+  return step;
+}
+
+using DrawTuple = std::tuple<int, uint64_t, int, int, float, float, float, float, float, float, int, int>;
+
+DrawRow draw_row(const DrawTuple& t) {
+  DrawRow row{};
+  std::tie(row.slot, row.seed, row.choice, row.position, row.temperature, row.top_p, row.min_p, row.repetition, row.frequency, row.presence,
+           row.top_k, row.logprobs) = t;
+  return row;
+}
+
+}  // namespace
+}  // namespace pagoda
+
+NB_MODULE(_native, m) {
+  using namespace pagoda;
+  m.def("isas", &usable_isas, "Instruction sets that this machine has, best first; `scalar` is last.");
+
+  // cos and sin of position * frequency, [positions * frequencies] each.
+  m.def(
+      "rope_angles",
+      [](nb::ndarray<const double, nb::ndim<1>, nb::c_contig, nb::device::cpu> frequencies, int positions) {
+        const size_t n = frequencies.size();
+        std::vector<float> cosines(n * size_t(positions)), sines(n * size_t(positions));
+        for (size_t p = 0; p < size_t(positions); p++)
+          for (size_t i = 0; i < n; i++) {
+            double s, c;
+            sincos_exact(double(p) * frequencies.data()[i], s, c);
+            cosines[p * n + i] = float(c), sines[p * n + i] = float(s);
+          }
+        return nb::make_tuple(to_numpy(std::move(cosines), {size_t(positions), n}), to_numpy(std::move(sines), {size_t(positions), n}));
+      },
+      "frequencies"_a, "positions"_a);
+
+  nb::class_<Pool>(m, "Pool").def(nb::init<int>(), "threads"_a).def_prop_ro("threads", &Pool::threads);
+
+  nb::class_<Weight>(m, "Weight").def_prop_ro("bytes", &Weight::bytes);
+  m.def("pack", &pack, "pool"_a, "format"_a, "n"_a, "k"_a, "raw"_a);
+
+  nb::class_<KVStore>(m, "KVStore")
+      .def(
+          "__init__",
+          [](KVStore* self, const std::vector<std::tuple<int, int, int, int>>& groups, int slots, const std::string& format) {
+            std::vector<GroupShape> shapes;
+            for (const auto& [layers, heads, dim, pages] : groups) shapes.push_back({layers, heads, dim, pages});
+            new (self) KVStore(std::move(shapes), slots, format == "f16" ? KVFormat::F16 : KVFormat::F32);
+          },
+          "groups"_a, "slots"_a, "format"_a)
+      .def_prop_ro("bytes", &KVStore::bytes)
+      .def("copy", &KVStore::copy, "group"_a, "source"_a, "target"_a, "slots"_a);
+
+  nb::class_<Slots>(m, "Slots").def(nb::init<int>(), "count"_a).def(
+      "start", [](Slots& s, int slot, const Ints& prompt) { s.start(slot, copied(prompt)); }, "slot"_a, "prompt"_a);
+
+  nb::class_<StepJob>(m, "StepJob")
+      .def("wait", &StepJob::wait, nb::call_guard<nb::gil_scoped_release>())
+      .def_prop_ro("over", &StepJob::over)
+      .def_prop_ro("seconds", &StepJob::seconds)
+      .def("drawn", &drawn)
+      .def("outputs", &outputs);
+
+  using InstructionTuple =
+      std::tuple<int, std::vector<int>, std::vector<int>, std::vector<int>, std::vector<int>, std::vector<float>, std::string>;
+  nb::class_<Program>(m, "Program")
+      .def(
+          "__init__",
+          [](Program* self, const std::string& isa, const std::vector<InstructionTuple>& instructions,
+             const std::vector<std::tuple<bool, bool, int>>& buffers, std::vector<std::shared_ptr<Weight>> weights,
+             const std::vector<Floats>& vectors, const std::vector<std::tuple<Floats, Floats, int, bool>>& ropes, int logits) {
+            std::vector<Instruction> list;
+            for (const auto& [op, in, out, w, whole, real, text] : instructions) list.push_back({Op(op), in, out, w, whole, real, text});
+            std::vector<BufferShape> shapes;
+            for (const auto& [sampled, quantized, width] : buffers) shapes.push_back({sampled, quantized, width});
+            std::vector<std::vector<float>> v;
+            for (const auto& x : vectors) v.push_back(copied(x));
+            std::vector<RopeAngles> r;
+            for (const auto& [cos, sin, dims, adjacent] : ropes) r.push_back({copied(cos), copied(sin), dims, adjacent});
+            new (self) Program(kernels_for(isa), std::move(list), std::move(shapes), std::move(weights), std::move(v), std::move(r), logits);
+          },
+          "isa"_a, "instructions"_a, "buffers"_a, "weights"_a, "vectors"_a, "ropes"_a, "logits"_a);
+
+  m.def(
+      "submit",
+      [](Pool& pool, std::shared_ptr<Program> program, std::shared_ptr<KVStore> kv, std::shared_ptr<Slots> slots, const Ints& ids,
+         const Ints& positions, const Ints& sequences, const Ints& sampled, const Ints& sequence_slots, const std::vector<Ints2>& tables,
+         const std::map<std::string, Floats2>& inputs, const std::vector<DrawTuple>& draws, const std::vector<std::tuple<int, int, int, int>>& copies,
+         bool outputs) {
+        Step step = make_step(ids, positions, sequences, sampled, sequence_slots, tables, inputs);
+        for (const auto& d : draws) step.draws.push_back(draw_row(d));
+        for (const auto& [group, source, target, n] : copies) step.copies.push_back({group, source, target, n});
+        step.outputs = outputs;
+        auto job = program->job(program, std::move(kv), std::move(slots), std::move(step), pool.threads());
+        pool.submit(job);
+        return job;
+      },
+      "pool"_a, "program"_a, "kv"_a, "slots"_a.none(), "ids"_a, "positions"_a, "sequences"_a, "sampled"_a, "sequence_slots"_a, "tables"_a,
+      "inputs"_a, "draws"_a, "copies"_a, "outputs"_a);
+}

@@ -1,0 +1,49 @@
+// The memory of one numbered value of a program.
+#pragma once
+
+#include <algorithm>
+#include <cstdlib>
+#include <memory>
+#include <new>
+
+#include "kernels.h"
+
+namespace pagoda {
+
+struct BufferShape {
+  bool sampled;    // rows of class S, else R
+  bool quantized;  // int8 blocks, else f32
+  int width;
+};
+
+// f32 rows, or int8 rows with their scales; grows, never shrinks.
+struct Buffer {
+  struct Free {
+    void operator()(void* p) const { std::free(p); }
+  };
+  std::unique_ptr<uint8_t, Free> memory;
+  size_t capacity = 0;  // rows
+  float* x = nullptr;
+  Quantized q{};
+
+  void reserve(const BufferShape& shape, size_t rows) {
+    if (rows <= capacity) return;
+    capacity = std::max(rows, capacity * 2);
+    const size_t k = size_t(shape.width), nb = k / kBlock;
+    const size_t row = shape.quantized ? k + nb * 12 : k * 4;
+    const size_t bytes = (capacity * row + 127) / 64 * 64;
+    memory.reset((uint8_t*)std::aligned_alloc(64, bytes));
+    if (!memory) throw std::bad_alloc();
+    uint8_t* p = memory.get();
+    if (!shape.quantized) {
+      x = (float*)p;
+      return;
+    }
+    q.q = (int8_t*)p;
+    q.d = (float*)(p + capacity * k);
+    q.s = q.d + capacity * nb;
+    q.neg8 = (int32_t*)(q.s + capacity * nb);
+  }
+};
+
+}  // namespace pagoda

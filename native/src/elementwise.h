@@ -1,0 +1,129 @@
+// Kernels over one row: norm, activation, addition, rotary embedding, quantising to int8, and the sums that sampling needs.
+#pragma once
+
+#include "kernels.h"
+#include "simd.h"
+
+namespace pagoda::PAGODA_NS {
+
+inline int tail(int n) { return n % kLanes; }
+
+// Per block of 32: d = max|x| / 127, q = round(x * (127 / max|x|)), ties to even.
+inline void quantize(const float* x, int k, int8_t* q, float* d, float* s, int32_t* neg8) {
+  for (int b = 0; b < k / kBlock; b++) {
+    const V lo = load(x + b * kBlock), hi = load(x + b * kBlock + kLanes);
+    const float top = reduce_max(max(abs(lo), abs(hi)));
+    d[b] = top / 127.0f;
+    // Below 2^-119 the quotient 127 / top would be infinite: such a block is all zeros.
+    const float inverse = top > 1.5e-36f ? 127.0f / top : 0.0f;
+    store_i8(q + b * kBlock, round(mul(lo, set1(inverse))));
+    store_i8(q + b * kBlock + kLanes, round(mul(hi, set1(inverse))));
+    int32_t sum = 0;
+    for (int i = 0; i < kBlock; i++) sum += q[b * kBlock + i];
+    s[b] = d[b] * float(sum);
+    neg8[b] = -8 * sum;
+  }
+}
+
+inline void norm(const float* x, const float* w, float eps, int n, float* y) {
+  V acc = zero();
+  int i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    const V a = load(x + i);
+    acc = fma(a, a, acc);
+  }
+  if (tail(n)) {
+    const V a = load_n(x + i, tail(n));
+    acc = fma(a, a, acc);
+  }
+  const float mean = reduce_add(acc) / float(n);
+  const V inverse = set1(1.0f / std::sqrt(mean + eps));
+  for (i = 0; i + kLanes <= n; i += kLanes) store(y + i, mul(mul(load(x + i), inverse), load(w + i)));
+  if (tail(n)) store_n(y + i, mul(mul(load_n(x + i, tail(n)), inverse), load_n(w + i, tail(n))), tail(n));
+}
+
+inline V silu_mul(V g, V u) { return mul(div(g, add(set1(1.0f), exp(sub(zero(), g)))), u); }
+
+inline void silu_mul(const float* gate, const float* up, int n, float* y) {
+  int i = 0;
+  for (; i + kLanes <= n; i += kLanes) store(y + i, silu_mul(load(gate + i), load(up + i)));
+  if (tail(n)) store_n(y + i, silu_mul(load_n(gate + i, tail(n)), load_n(up + i, tail(n))), tail(n));
+}
+
+inline void add(const float* x, const float* y, int n, float* z) {
+  int i = 0;
+  for (; i + kLanes <= n; i += kLanes) store(z + i, add(load(x + i), load(y + i)));
+  if (tail(n)) store_n(z + i, add(load_n(x + i, tail(n)), load_n(y + i, tail(n))), tail(n));
+}
+
+// y = x * cos + partner * (-sin for a pair's first element, +sin for its second): one product rounded, then one fma.
+inline void rope_adjacent(float* x, int dims, const float* cos, const float* sin) {
+  int i = 0;
+  for (; i + kLanes <= dims; i += kLanes) {
+    alignas(64) float c[kLanes], s[kLanes];
+    for (int j = 0; j < kLanes; j += 2) {
+      c[j] = c[j + 1] = cos[(i + j) / 2];
+      s[j] = -sin[(i + j) / 2];
+      s[j + 1] = sin[(i + j) / 2];
+    }
+    const V a = load(x + i);
+    store(x + i, fma(a, load(c), mul(swap_pairs(a), load(s))));
+  }
+  for (; i < dims; i += 2) {
+    const float c = cos[i / 2], s = sin[i / 2], a = x[i], b = x[i + 1];
+    x[i] = std::fmaf(a, c, b * -s);
+    x[i + 1] = std::fmaf(b, c, a * s);
+  }
+}
+
+inline void rope_halves(float* x, int dims, const float* cos, const float* sin) {
+  const int half = dims / 2;
+  int i = 0;
+  for (; i + kLanes <= half; i += kLanes) {
+    const V a = load(x + i), b = load(x + half + i), c = load(cos + i), s = load(sin + i);
+    store(x + i, fma(a, c, mul(b, sub(zero(), s))));
+    store(x + half + i, fma(b, c, mul(a, s)));
+  }
+  for (; i < half; i++) {
+    const float c = cos[i], s = sin[i], a = x[i], b = x[half + i];
+    x[i] = std::fmaf(a, c, b * (0.0f - s));
+    x[half + i] = std::fmaf(b, c, a * s);
+  }
+}
+
+inline void rope(float* x, int heads, int dim, int dims, const float* cos, const float* sin, bool adjacent) {
+  for (int h = 0; h < heads; h++)
+    adjacent ? rope_adjacent(x + size_t(h) * dim, dims, cos, sin) : rope_halves(x + size_t(h) * dim, dims, cos, sin);
+}
+
+inline float max_of(const float* x, int n) {
+  V top = set1(x[0]);
+  int i = 0;
+  for (; i + kLanes <= n; i += kLanes) top = max(top, load(x + i));
+  float best = reduce_max(top);
+  for (; i < n; i++) best = x[i] > best ? x[i] : best;
+  return best;
+}
+
+// The first index of the largest value.
+inline int argmax(const float* x, int n) {
+  const float top = max_of(x, n);
+  for (int i = 0; i < n; i++)
+    if (x[i] == top) return i;
+  return 0;
+}
+
+// Sum of e^(x - max), lane = index mod 16.
+inline float sum_exp(const float* x, int n, float top) {
+  V acc = zero();
+  int i = 0;
+  for (; i + kLanes <= n; i += kLanes) acc = add(acc, exp(sub(load(x + i), set1(top))));
+  if (tail(n)) {
+    alignas(64) float t[kLanes];
+    for (int j = 0; j < kLanes; j++) t[j] = j < tail(n) ? x[i + j] : -INFINITY;
+    acc = add(acc, exp(sub(load(t), set1(top))));
+  }
+  return reduce_add(acc);
+}
+
+}  // namespace pagoda::PAGODA_NS

@@ -1,0 +1,31 @@
+// The table of kernels for one instruction set. CMake compiles this file once for each, with its flags and namespace.
+#include "kernels.h"
+
+#include "attention.h"
+#include "elementwise.h"
+#include "linear.h"
+
+namespace pagoda::PAGODA_NS {
+
+#define PAGODA_STRING2(x) #x
+#define PAGODA_STRING(x) PAGODA_STRING2(x)
+
+const Kernels kernels = {
+    PAGODA_STRING(PAGODA_NS),
+    quantize,
+    linear_int8,
+    linear_f32,
+    norm,
+    [](const float* g, const float* u, int n, float* y) { silu_mul(g, u, n, y); },
+    [](const float* x, const float* y, int n, float* z) { add(x, y, n, z); },
+    rope,
+    store_kv,
+    attend,
+    merge,
+    finish,
+    argmax,
+    max_of,
+    sum_exp,
+};
+
+}  // namespace pagoda::PAGODA_NS

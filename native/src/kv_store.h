@@ -1,0 +1,38 @@
+// Memory behind the pages of all KV groups: one region for each layer, committed when made.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "kernels.h"
+
+namespace pagoda {
+
+struct GroupShape {
+  int layers, heads, dim, pages;
+};
+
+class KVStore {
+ public:
+  // Throws std::bad_alloc if the memory cannot be had.
+  KVStore(std::vector<GroupShape> groups, int slots, KVFormat format);
+  KVStore(const KVStore&) = delete;
+  const KVPages& layer(int group, int layer) const { return layers_.at(size_t(group)).at(size_t(layer)); }
+  int pages(int group) const { return groups_.at(size_t(group)).pages; }
+  int groups() const { return int(groups_.size()); }
+  size_t bytes() const { return bytes_; }
+  // The first `slots` slots of a page to another, in every layer.
+  void copy(int group, int source, int target, int slots);
+
+ private:
+  struct Unmap {
+    size_t bytes;
+    void operator()(uint8_t* p) const;
+  };
+  std::vector<GroupShape> groups_;
+  std::vector<std::vector<KVPages>> layers_;
+  std::vector<std::unique_ptr<uint8_t, Unmap>> memory_;
+  size_t bytes_ = 0;
+};
+
+}  // namespace pagoda

@@ -1,0 +1,57 @@
+// From logits to tokens. What is computed, and in which order, is said in src/pagoda/backends/sampling.py, its reference.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels.h"
+
+namespace pagoda {
+
+// How one row is sampled.
+struct DrawRow {
+  int32_t slot;
+  uint64_t seed;
+  int32_t choice, position;  // position: of the token to be chosen
+  float temperature, top_p, min_p, repetition, frequency, presence;
+  int32_t top_k, logprobs;  // top_k 0: all; logprobs -1: none
+};
+
+struct DrawResult {
+  int32_t token = 0;
+  float logprob = 0;
+  std::vector<int32_t> top_ids;
+  std::vector<float> top_logprobs;
+};
+
+// The tokens of each sequence, kept beside the sampler so that a step can be planned before the one in flight has ended.
+class Slots {
+ public:
+  explicit Slots(int count) : slots_(size_t(count)) {}
+  void start(int slot, std::vector<int32_t> prompt) { slots_.at(size_t(slot)) = {std::move(prompt), {}}; }
+  void push(int slot, int32_t token) { slots_.at(size_t(slot)).output.push_back(token); }
+  // The token sampled last; -1 if none was.
+  int32_t last(int slot) const {
+    const auto& output = slots_.at(size_t(slot)).output;
+    return output.empty() ? -1 : output.back();
+  }
+  const std::vector<int32_t>& prompt(int slot) const { return slots_.at(size_t(slot)).prompt; }
+  const std::vector<int32_t>& output(int slot) const { return slots_.at(size_t(slot)).output; }
+
+ private:
+  struct Slot {
+    std::vector<int32_t> prompt, output;
+  };
+  std::vector<Slot> slots_;
+};
+
+// Sample one row; overwrites its logits.
+DrawResult draw(const Kernels& kernels, float* logits, int vocabulary, const DrawRow& row, const Slots& slots);
+
+// log(x) for x > 0, with no help from the C library: the same bits on every machine.
+double log_exact(double x);
+
+// sin and cos of x >= 0, likewise.
+void sincos_exact(double x, double& sine, double& cosine);
+
+}  // namespace pagoda

@@ -1,0 +1,343 @@
+"""The reference backend: NumPy, float64 inside every verb, slow and obviously right.
+
+What it computes is what docs/arithmetic.md says, without the order of summation: other backends must come within a
+tolerance of it. Values between verbs are rounded to f32. A program runs its verbs as they are called, so a mistake in
+a model shows in the traceback, at its verb. It also checks what faster backends take on trust: the step's shapes and
+order, ids, page numbers, and that attention never reads a slot that was not written.
+
+It knows nothing of models, requests or formats: a stored tensor dequantizes itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from pagoda.backends.ops import Floats, Ints, KVGroup, KVLayer, KVStore, Ops, RopeTable, Rows, Step, StoredTensor
+from pagoda.config import ACTIVATIONS, KV_FORMATS
+from pagoda.errors import InvalidConfig, MemoryLimit
+
+Doubles = npt.NDArray[np.float64]
+
+UNQUANTISED = ("f32", "f16", "bf16")
+"""Weight formats that read activations as they are."""
+BLOCK = 32
+"""Activations are quantised in runs of this many."""
+_KV_TYPES = {"f32": np.float32, "f16": np.float16}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReferenceWeight:
+    """A dequantized weight, [n, k] or [k]."""
+
+    name: str
+    values: Floats
+    quantised: bool
+    """Whether its file's format is a quantised one."""
+
+
+def quantise_rows(x: Floats) -> Doubles:
+    """x [rows, k] as the int8 path reads it: q * d for each block of 32 (the last may be shorter), d = max|x| / 127.
+
+    q is x * (127 / max|x|) rounded to the nearest integer, ties to even, and clipped to -127 to 127. All of this is
+    f32 arithmetic, so that the integers equal those of native code; the product q * d is exact. A block so small
+    that 127 / max|x| overflows (zeros included) counts as zeros.
+    """
+    result = np.zeros(x.shape, np.float64)
+    for start in range(0, x.shape[1], BLOCK):
+        block = x[:, start : start + BLOCK]
+        amax = np.abs(block).max(axis=1, keepdims=True)
+        with np.errstate(divide="ignore", over="ignore"):
+            inverse = np.float32(127) / amax
+        inverse = np.where(np.isfinite(inverse), inverse, np.float32(0))
+        q = np.clip(np.rint(block * inverse), -127, 127)
+        d = amax / np.float32(127)
+        result[:, start : start + BLOCK] = q.astype(np.float64) * d
+    return result
+
+
+class ReferenceKVStore:
+    """Keys and values as arrays [layers, pages, page_size, heads, head_dim] per group, in their stored type."""
+
+    def __init__(self, groups: Sequence[KVGroup], pages: Sequence[int], page_size: int, kv_format: str) -> None:
+        shapes = [(g.layers, n, page_size, g.heads, g.head_dim) for g, n in zip(groups, pages, strict=True)]
+        kind = _KV_TYPES[kv_format]
+        self.groups = tuple(groups)
+        self.page_size = page_size
+        # Not a number until written: a slot read too early would spoil every result it reaches.
+        self.keys = [np.full(shape, np.nan, kind) for shape in shapes]
+        self.values = [np.full(shape, np.nan, kind) for shape in shapes]
+        self.written = [np.zeros(shape[:3], np.bool_) for shape in shapes]
+
+    def copy(self, group: int, source: int, target: int, slots: int) -> None:
+        """Copy the first `slots` slots of a page, in every layer."""
+        self._check_pages(group, np.array([source, target]))
+        if not 0 <= slots <= self.page_size:
+            raise ValueError(f"a page has {self.page_size} slots, asked to copy {slots}")
+        for array in (self.keys[group], self.values[group], self.written[group]):
+            array[:, target, :slots] = array[:, source, :slots]
+
+    def write(self, kv: KVLayer, pages: Ints, slots: Ints, k: Floats, v: Floats) -> None:
+        """Store k and v [rows, heads * head_dim], row i in slot slots[i] of page pages[i]."""
+        self._check_pages(kv.group, pages)
+        if len(np.unique(pages.astype(np.int64) * self.page_size + slots)) != len(pages):
+            raise ValueError(f"two rows of one step write the same slot of KV group {kv.group}")
+        for array, x in ((self.keys[kv.group], k), (self.values[kv.group], v)):
+            # Numbers that f16 does not hold become infinite, as in hardware.
+            with np.errstate(over="ignore"):
+                array[kv.layer, pages, slots] = x.reshape(-1, kv.heads, kv.head_dim).astype(array.dtype)
+        self.written[kv.group][kv.layer, pages, slots] = True
+
+    def read(self, kv: KVLayer, table: Ints, count: int) -> tuple[Doubles, Doubles]:
+        """Keys and values of positions 0 to count - 1 of the sequence with this page table: [count, heads, dim]."""
+        pages = table[: -(-count // self.page_size)]
+        self._check_pages(kv.group, pages)
+        missing = ~self.written[kv.group][kv.layer, pages].reshape(-1)[:count]
+        if missing.any():
+            raise ValueError(f"position {int(missing.argmax())} of KV group {kv.group} is read but was never written")
+        k, v = (
+            array[kv.layer, pages].reshape(-1, kv.heads, kv.head_dim)[:count].astype(np.float64)
+            for array in (self.keys[kv.group], self.values[kv.group])
+        )
+        return k, v
+
+    def check(self) -> None:
+        """Assert that written and unwritten slots are what they claim to be."""
+        for keys, values, written in zip(self.keys, self.values, self.written, strict=True):
+            assert keys.shape == values.shape
+            assert written.shape == keys.shape[:3]
+            for array in (keys, values):
+                assert np.isnan(array[~written]).all(), "a slot that was never written holds a number"
+
+    def _check_pages(self, group: int, pages: npt.NDArray[Any]) -> None:
+        have = self.written[group].shape[1]
+        if len(pages) and not 0 <= pages.min() <= pages.max() < have:
+            raise ValueError(f"KV group {group} has pages 0 to {have - 1}, got {pages.tolist()}")
+
+
+class ReferenceOps:
+    """The verbs of one run: each computes at once. Values are f32 arrays [rows, width]."""
+
+    def __init__(self, kv: ReferenceKVStore, step: Step, activations: str) -> None:
+        self.outputs: dict[str, Floats] = {}
+        self._kv = kv
+        self._step = step
+        self._activations = activations
+
+    def embed(self, weight: ReferenceWeight) -> Floats:
+        """Rows `Step.ids` of weight."""
+        ids, size = self._step.ids, len(weight.values)
+        if not 0 <= ids.min() <= ids.max() < size:
+            raise ValueError(f"token ids run from 0 to {size - 1} in {weight.name}, got {ids.tolist()}")
+        return weight.values[ids]
+
+    def linear(self, x: Floats, weights: ReferenceWeight | Sequence[ReferenceWeight], site: str = "") -> Any:  # noqa: ARG002
+        """x @ W.T, x as int8 blocks if W is quantised and activations are int8. `site` changes nothing here."""
+        if isinstance(weights, ReferenceWeight):
+            return self._product(x, weights)
+        return tuple(self._product(x, weight) for weight in weights)
+
+    def _product(self, x: Floats, weight: ReferenceWeight) -> Floats:
+        if x.shape[1:] != weight.values.shape[1:]:
+            raise ValueError(f"{weight.name} is {weight.values.shape}, its input {x.shape}")
+        as_int8 = weight.quantised and self._activations == "int8"
+        read = quantise_rows(x) if as_int8 else x.astype(np.float64)
+        product: Doubles = read @ weight.values.T.astype(np.float64)
+        return product.astype(np.float32)
+
+    def norm(self, x: Floats, weight: ReferenceWeight, eps: float) -> Floats:
+        """x / sqrt(mean(x^2) + eps) * weight."""
+        if x.shape[1:] != weight.values.shape:
+            raise ValueError(f"{weight.name} is {weight.values.shape}, its input {x.shape}")
+        wide = x.astype(np.float64)
+        scale: Doubles = np.sqrt((wide * wide).mean(axis=1, keepdims=True) + eps)
+        return (wide / scale * weight.values).astype(np.float32)
+
+    def rope(self, q: Floats, k: Floats, head_dim: int, table: RopeTable) -> tuple[Floats, Floats]:
+        """Rotate each head of q and k."""
+        last = int(self._step.positions.max())
+        if last >= len(table.cos):
+            raise ValueError(f"position {last} is beyond the {len(table.cos)} of the rope table")
+        return self._rotate(q, head_dim, table), self._rotate(k, head_dim, table)
+
+    def _rotate(self, x: Floats, head_dim: int, table: RopeTable) -> Floats:
+        heads = x.reshape(len(x), -1, head_dim).astype(np.float64)
+        cos, sin = (t[self._step.positions][:, None, :].astype(np.float64) for t in (table.cos, table.sin))
+        half = table.dims // 2
+        if table.adjacent:
+            first, second = slice(0, table.dims, 2), slice(1, table.dims, 2)
+        else:
+            first, second = slice(0, half), slice(half, table.dims)
+        a, b = heads[..., first], heads[..., second]
+        rotated = heads.copy()
+        rotated[..., first] = a * cos - b * sin
+        rotated[..., second] = a * sin + b * cos
+        return rotated.reshape(x.shape).astype(np.float32)
+
+    def attend(self, q: Floats, k: Floats, v: Floats, kv: KVLayer) -> Floats:
+        """Write k and v, then attend to what is stored: row by row, keys 0 to the row's own position."""
+        step, store = self._step, self._kv
+        group = store.groups[kv.group]
+        if (kv.heads, kv.head_dim) != (group.heads, group.head_dim) or not 0 <= kv.layer < group.layers:
+            raise ValueError(f"{kv} does not fit {group}")
+        if k.shape != v.shape or k.shape[1] != kv.heads * kv.head_dim or q.shape[1] % k.shape[1]:
+            raise ValueError(f"{kv} cannot take q {q.shape}, k {k.shape}, v {v.shape}")
+        table = step.tables[kv.group]
+        places = step.positions // store.page_size
+        if places.max() >= table.shape[1]:
+            raise ValueError(f"position {step.positions.max()} is beyond the page table's {table.shape[1]} pages")
+        store.write(kv, table[step.sequences, places], step.positions % store.page_size, k, v)
+        result = np.empty(q.shape, np.float32)
+        for sequence in np.unique(step.sequences):
+            rows = np.flatnonzero(step.sequences == sequence)
+            keys, values = store.read(kv, table[sequence], int(step.positions[rows[-1]]) + 1)
+            for row in rows:
+                seen = int(step.positions[row]) + 1
+                result[row] = _attention(q[row], keys[:seen], values[:seen], kv.scale)
+        return result
+
+    def act(self, gate: Floats, up: Floats, kind: Literal["silu"]) -> Floats:
+        """silu(gate) * up."""
+        if kind != "silu":
+            raise ValueError(f"act knows silu, got {kind!r}")
+        _check_same(gate, up)
+        g = gate.astype(np.float64)
+        with np.errstate(over="ignore"):  # exp(-g) may be infinite: the quotient is then 0, as it should be
+            silu: Doubles = g / (1 + np.exp(-g))
+        return (silu * up).astype(np.float32)
+
+    def add(self, x: Floats, y: Floats) -> Floats:
+        """x + y."""
+        _check_same(x, y)
+        return (x.astype(np.float64) + y).astype(np.float32)
+
+    def pick(self, x: Floats) -> Floats:
+        """Rows `Step.sampled` of x."""
+        if len(x) != len(self._step.ids):
+            raise ValueError(f"pick takes one row for each of the step's {len(self._step.ids)}, got {len(x)}")
+        return x[self._step.sampled]
+
+    def input(self, name: str, width: int, rows: Rows = "R") -> Floats:
+        """`Step.inputs[name]`."""
+        shape = (len(self._step.ids if rows == "R" else self._step.sampled), width)
+        if name not in self._step.inputs:
+            raise ValueError(f"the step has inputs {sorted(self._step.inputs)}, the program reads {name!r}")
+        value = self._step.inputs[name]
+        if value.shape != shape or value.dtype != np.float32:
+            raise ValueError(f"input {name!r} must be {shape} of float32, got {value.shape} of {value.dtype}")
+        return value
+
+    def output(self, name: str, x: Floats) -> None:
+        """Hand x out of the step."""
+        if name in self.outputs:
+            raise ValueError(f"output {name!r} is there already")
+        self.outputs[name] = x.copy()
+
+
+def _check_same(x: Floats, y: Floats) -> None:
+    if x.shape != y.shape:
+        raise ValueError(f"shapes must be equal, got {x.shape} and {y.shape}")
+
+
+def _attention(q: Floats, keys: Doubles, values: Doubles, scale: float) -> Doubles:
+    """One row's attention: q [H * dim], keys and values [n, G, dim] -> [H * dim]; head h reads key head h * G / H."""
+    groups, dim = keys.shape[1:]
+    heads = q.reshape(-1, dim).astype(np.float64)
+    per_group = len(heads) // groups
+    result = np.empty_like(heads)
+    for h, head in enumerate(heads):
+        g = h // per_group
+        scores = keys[:, g] @ head * scale
+        weights = np.exp(scores - scores.max())
+        result[h] = weights @ values[:, g] / weights.sum()
+    return result.reshape(-1)
+
+
+def check_step(step: Step, groups: int) -> None:
+    """Check what `Step` promises.
+
+    Raises:
+        ValueError: it does not hold; the message says which part.
+    """
+    rows = len(step.ids)
+    integers = {"ids": step.ids, "positions": step.positions, "sequences": step.sequences, "sampled": step.sampled}
+    for name, array in integers.items():
+        if array.dtype != np.int32 or array.ndim != 1:
+            raise ValueError(f"Step.{name} must be one row of int32, got {array.ndim} axes of {array.dtype}")
+        if name != "sampled" and len(array) != rows:
+            raise ValueError(f"Step.{name} must have {rows} numbers, one for each of Step.ids, got {len(array)}")
+    if rows == 0:
+        raise ValueError("a step has at least one row")
+    if step.positions.min() < 0 or step.sequences.min() < 0:
+        raise ValueError("Step.positions and Step.sequences must not be negative")
+    change = np.diff(step.sequences)
+    if (change < 0).any():
+        raise ValueError(f"Step.sequences must not descend, got {step.sequences.tolist()}")
+    if (np.diff(step.positions)[change == 0] <= 0).any():
+        raise ValueError(f"Step.positions must ascend within a sequence, got {step.positions.tolist()}")
+    sampled = step.sampled
+    if len(sampled) and (sampled.min() < 0 or sampled.max() >= rows or (np.diff(sampled) < 0).any()):
+        raise ValueError(f"Step.sampled must be ascending rows under {rows}, got {sampled.tolist()}")
+    if len(step.tables) != groups:
+        raise ValueError(f"Step.tables must have one table for each of {groups} KV groups, got {len(step.tables)}")
+    for table in step.tables:
+        if table.dtype != np.int32 or table.ndim != 2 or len(table) <= step.sequences.max():
+            raise ValueError(f"a page table must be [sequences, pages] of int32, got {table.shape} of {table.dtype}")
+
+
+class ReferenceProgram:
+    """Keeps the function and calls it in every run."""
+
+    def __init__(self, build: Callable[[Ops], None], activations: str) -> None:
+        self._build = build
+        self._activations = activations
+
+    def run(self, kv: KVStore, step: Step) -> dict[str, Floats]:
+        """Run one step; the arrays handed out by `Ops.output`, copied."""
+        if not isinstance(kv, ReferenceKVStore):
+            raise ValueError(f"the reference backend needs its own KV store, got {type(kv).__name__}")
+        check_step(step, len(kv.groups))
+        ops = ReferenceOps(kv, step, self._activations)
+        self._build(ops)
+        return ops.outputs
+
+
+class ReferenceBackend:
+    """Opens the reference. `threads` is there because every backend takes it: NumPy's own are used."""
+
+    name = "reference"
+
+    def __init__(self, activations: str = "int8", threads: int | None = None) -> None:
+        if activations not in ACTIVATIONS:
+            raise InvalidConfig(f"activations must be one of {ACTIVATIONS}, got {activations!r}")
+        if threads is not None and threads < 1:
+            raise InvalidConfig(f"threads must be positive, got {threads}")
+        self.activations = activations
+
+    def weight(self, tensor: StoredTensor) -> ReferenceWeight:
+        """Dequantize a stored tensor."""
+        values = np.array(tensor.floats(), np.float32)  # a copy: the stored bytes may go away
+        return ReferenceWeight(tensor.name, values, tensor.format.name not in UNQUANTISED)
+
+    def kv_store(
+        self, groups: Sequence[KVGroup], pages: Sequence[int], page_size: int, kv_format: str
+    ) -> ReferenceKVStore:
+        """Commit memory for `pages[g]` pages of each group.
+
+        Raises:
+            MemoryLimit: it cannot be had.
+        """
+        if kv_format not in KV_FORMATS:
+            raise InvalidConfig(f"kv_format must be one of {KV_FORMATS}, got {kv_format!r}")
+        try:
+            return ReferenceKVStore(groups, pages, page_size, kv_format)
+        except MemoryError as error:
+            raise MemoryLimit(f"no memory for {tuple(pages)} KV pages: {error}; ask for fewer") from error
+
+    def program(self, build: Callable[[Ops], None]) -> ReferenceProgram:
+        """Turn a function that calls verbs into a program."""
+        return ReferenceProgram(build, self.activations)

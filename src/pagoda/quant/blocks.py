@@ -1,0 +1,70 @@
+"""What the block formats share: half-precision scales, nibbles, and the quantisers' rounding.
+
+ggml stores a row as blocks; a block is a few f16 scales followed by packed integers, all little-endian. Number i of a
+nibble block is the low half of byte i for i < 16 and the high half of byte i - 16 from there on.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pagoda.backends.ops import Bytes, Floats
+
+
+def halves(raw: Bytes) -> Floats:
+    """Little-endian f16 to f32, exactly: [blocks, 2 * n] bytes -> [blocks, n]."""
+    with np.errstate(invalid="ignore"):  # a signalling NaN in a damaged file is no reason to warn
+        return np.ascontiguousarray(raw).view("<f2").astype(np.float32)
+
+
+def half_bytes(numbers: Floats) -> Bytes:
+    """The inverse, rounding to nearest even: [blocks, n] -> [blocks, 2 * n] bytes."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return numbers.astype("<f2").view(np.uint8)
+
+
+def nibbles(raw: Bytes) -> Bytes:
+    """[blocks, n] bytes -> [blocks, 2 * n] integers 0 to 15, low halves first."""
+    return np.concatenate([raw & np.uint8(15), raw >> np.uint8(4)], axis=-1)
+
+
+def nibble_bytes(integers: Bytes) -> Bytes:
+    """The inverse: [blocks, 2 * n] integers 0 to 15 -> [blocks, n] bytes."""
+    low, high = np.split(integers, 2, axis=-1)
+    packed: Bytes = low | (high << np.uint8(4))
+    return packed
+
+
+def fifth_bits(raw: Bytes) -> Bytes:
+    """[blocks, 4] bytes of 32 bits, lowest first -> [blocks, 32] integers, 0 or 16."""
+    return np.unpackbits(raw, axis=-1, bitorder="little") << np.uint8(4)
+
+
+def inverse(scale: Floats) -> Floats:
+    """1 / scale, as ggml's quantisers divide, and 0 where that has no finite value: such a scale is 0 in f16 anyway."""
+    with np.errstate(divide="ignore", over="ignore"):
+        reciprocal = np.float32(1) / scale
+    return np.where(np.isfinite(reciprocal), reciprocal, np.float32(0))
+
+
+def finite(floats: Floats) -> Floats:
+    """Refuse NaN and infinities, for which no block format has a place.
+
+    Raises:
+        ValueError: there is one.
+    """
+    if not np.isfinite(floats).all():
+        raise ValueError("cannot quantise NaN or infinite numbers")
+    return floats
+
+
+def six_bit_pairs(raw: Bytes) -> tuple[Bytes, Bytes]:
+    """The eight scales and eight minima of a 256-number block, 6 bits each: [blocks, 12] -> twice [blocks, 8].
+
+    The first four of each are the low 6 bits of bytes 0 to 3 and 4 to 7; the last four have their low nibbles in bytes
+    8 to 11 (scales low, minima high) and their upper 2 bits on top of the first four.
+    """
+    first, second, third = raw[:, :4], raw[:, 4:8], raw[:, 8:]
+    scales = np.concatenate([first & 63, (third & 15) | (first >> 6 << 4)], axis=1)
+    minima = np.concatenate([second & 63, (third >> 4) | (second >> 6 << 4)], axis=1)
+    return scales, minima

@@ -1,0 +1,119 @@
+"""The formats by name and by ggml's type id, and the names of those ids that Pagoda cannot read."""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+from pagoda.backends.ops import Bytes, Floats, StoredFormat
+from pagoda.errors import UnsupportedModel
+from pagoda.quant.bf16 import BF16
+from pagoda.quant.f16 import F16
+from pagoda.quant.f32 import F32
+from pagoda.quant.q4_0 import Q4_0
+from pagoda.quant.q4_1 import Q4_1
+from pagoda.quant.q4_k import Q4_K
+from pagoda.quant.q5_0 import Q5_0
+from pagoda.quant.q5_1 import Q5_1
+from pagoda.quant.q5_k import Q5_K
+from pagoda.quant.q6_k import Q6_K
+from pagoda.quant.q8_0 import Q8_0
+
+
+@runtime_checkable
+class Quantizer(StoredFormat, Protocol):
+    """A format that can also be written."""
+
+    def quantize(self, floats: Floats) -> Bytes:
+        """[blocks, block] -> [blocks, block_bytes]."""
+        ...
+
+
+_BY_ID: dict[int, StoredFormat] = {
+    0: F32(),
+    1: F16(),
+    2: Q4_0(),
+    3: Q4_1(),
+    6: Q5_0(),
+    7: Q5_1(),
+    8: Q8_0(),
+    12: Q4_K(),
+    13: Q5_K(),
+    14: Q6_K(),
+    30: BF16(),
+}
+_BY_NAME = {stored.name: stored for stored in _BY_ID.values()}
+_IDS = {stored.name: type_id for type_id, stored in _BY_ID.items()}
+
+# ggml's other types, so that an error can name what it found.
+_UNREADABLE = {
+    9: "q8_1",
+    10: "q2_k",
+    11: "q3_k",
+    15: "q8_k",
+    16: "iq2_xxs",
+    17: "iq2_xs",
+    18: "iq3_xxs",
+    19: "iq1_s",
+    20: "iq4_nl",
+    21: "iq3_s",
+    22: "iq2_s",
+    23: "iq4_xs",
+    24: "i8",
+    25: "i16",
+    26: "i32",
+    27: "i64",
+    28: "f64",
+    29: "iq1_m",
+    34: "tq1_0",
+    35: "tq2_0",
+    39: "mxfp4",
+    40: "nvfp4",
+    41: "q1_0",
+}
+
+
+def names() -> tuple[str, ...]:
+    """Every format that can be read."""
+    return tuple(_BY_NAME)
+
+
+def by_name(name: str) -> StoredFormat:
+    """The format of a name such as `q4_1`.
+
+    Raises:
+        UnsupportedModel: there is none.
+    """
+    if name not in _BY_NAME:
+        raise UnsupportedModel(f"weight format {name!r} cannot be read; these can: {', '.join(_BY_NAME)}")
+    return _BY_NAME[name]
+
+
+def by_id(type_id: int) -> StoredFormat:
+    """The format of ggml's type id, as GGUF files give it.
+
+    Raises:
+        UnsupportedModel: there is none; the message names the type.
+    """
+    if type_id not in _BY_ID:
+        found = _UNREADABLE.get(type_id, "unknown")
+        raise UnsupportedModel(
+            f"weight format {found} (ggml type {type_id}) cannot be read; these can: {', '.join(_BY_NAME)}"
+        )
+    return _BY_ID[type_id]
+
+
+def type_id(name: str) -> int:
+    """ggml's type id of a format's name: the inverse of `by_id`."""
+    return _IDS[by_name(name).name]
+
+
+def quantizer(name: str) -> Quantizer:
+    """The format of a name, if Pagoda can write it.
+
+    Raises:
+        UnsupportedModel: it cannot.
+    """
+    stored = by_name(name)
+    if not isinstance(stored, Quantizer):
+        raise UnsupportedModel(f"weight format {name!r} can be read but not written")
+    return stored

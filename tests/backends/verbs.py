@@ -1,0 +1,285 @@
+"""Cases for every verb, `CASES[verb]`: odd widths, row counts around every kernel switch, long and short contexts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from pagoda.backends.ops import Floats, KVGroup, KVLayer, RopeTable
+
+from .cases import Case, make_step, make_table, plain_step
+from .formats import FORMATS, QUANTISED, random_tensor
+
+ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 15, 16, 17, 31, 32, 33, 64, 70)
+WIDTHS = (1, 2, 7, 8, 15, 16, 17, 31, 33, 64, 100, 255, 576)
+
+
+def normal(rng: np.random.Generator, rows: int, width: int, size: float = 1.0) -> Floats:
+    return (rng.standard_normal((rows, width)) * size).astype(np.float32)
+
+
+def uneven(rng: np.random.Generator, rows: int, width: int) -> Floats:
+    """Rows of very different size, with blocks of zeros and lone large numbers in them."""
+    x = normal(rng, rows, width) * 10.0 ** rng.uniform(-3, 3, (rows, 1))
+    x[rng.random((rows, width)) < 0.02] *= 50
+    x[rng.random(rows) < 0.1, : width // 2] = 0
+    return x.astype(np.float32)
+
+
+def some_rows(rng: np.random.Generator, rows: int) -> list[int]:
+    """Rows to sample, ascending; now and then none, now and then all."""
+    count = int(rng.choice([0, 1, rows, rng.integers(0, rows + 1)]))
+    return sorted(rng.choice(rows, count, replace=False).tolist())
+
+
+def embed_cases() -> Iterator[Case]:
+    for name in FORMATS:
+        for rows, width in ((1, 32), (5, 96), (33, 576)):
+            rng = np.random.default_rng(rows)
+            step = plain_step(rows, ids=rng.integers(0, 50, rows).astype(np.int32))
+
+            def build(ops: Any, w: list[Any]) -> None:
+                ops.output("R.x", ops.embed(w[0]))
+
+            # Each number is exact in f32, or one product and one sum of f32 (q4_1).
+            yield Case(
+                f"embed-{name}-{rows}x{width}",
+                build,
+                (step,),
+                (random_tensor(rng, name, (50, width)),),
+                tolerance=1e-6 if name == "q4_1" else 0,
+            )
+
+
+def _product(
+    rows: int, k: int, weights: Sequence[tuple[str, int]], seed: int, sampled: Sequence[int] | None = None
+) -> Case:
+    """`linear` of one x by weights given as (format, n); of the sampled rows alone if `sampled` is given."""
+    rng = np.random.default_rng(seed)
+    cls = "R" if sampled is None else "S"
+    x = uneven(rng, rows if sampled is None else len(sampled), k)
+    tensors = tuple(random_tensor(rng, name, (n, k), 0.3) for name, n in weights)
+
+    def build(ops: Any, w: list[Any]) -> None:
+        read = ops.input(f"{cls}.x", k, cls)
+        if len(w) == 1:
+            ops.output(f"{cls}.0", ops.linear(read, w[0], "layers.0.q"))
+            return
+        for i, y in enumerate(ops.linear(read, w)):
+            ops.output(f"{cls}.{i}", y)
+
+    size = np.linalg.norm(x.astype(np.float64), axis=1).astype(np.float32) * 0.3
+    return Case(
+        f"linear-{'+'.join(f'{name}x{n}' for name, n in weights)}-{cls}{len(x)}x{k}",
+        build,
+        (plain_step(rows, sampled or (), inputs={f"{cls}.x": x}),),
+        tensors,
+        tolerance=1e-5,
+        floor={f"{cls}.{i}": size for i in range(len(tensors))},
+    )
+
+
+def linear_cases() -> Iterator[Case]:
+    for f, name in enumerate(FORMATS):
+        for i, rows in enumerate(ROWS):
+            rng = np.random.default_rng(100 * f + i)
+            n = int(rng.choice([1, 3, 5, 8, 15, 16, 17, 33, 100, 192]))
+            k = int(rng.choice([32, 64, 96, 160, 576, 1536]))
+            k -= 0 if name in QUANTISED else int(rng.integers(0, 32))
+            yield _product(rows, k, [(name, n)], i)
+    for rows in (1, 2, 9, 33):
+        yield _product(rows, 96, [("q4_1", 48), ("q4_1", 16), ("q4_1", 16)], rows)
+        yield _product(rows, 64, [("q4_1", 33), ("q8_0", 7)], rows)
+        yield _product(rows, 64, [("f32", 5), ("q4_0", 40), ("bf16", 17)], rows)
+    yield _product(40, 96, [("q8_0", 257)], 1, sampled=[0, 7, 39])
+    yield _product(5, 96, [("q4_1", 100)], 2, sampled=[])
+    yield _product(3, 2048, [("q4_0", 64)], 3)
+
+
+def norm_cases() -> Iterator[Case]:
+    for i, width in enumerate(WIDTHS):
+        for rows in (1, 5, 33):
+            rng = np.random.default_rng(10 * i + rows)
+            x = uneven(rng, rows, width)
+            x[rows // 2] = 0
+
+            def build(ops: Any, w: list[Any], width: int = width) -> None:
+                ops.output("R.y", ops.norm(ops.input("R.x", width), w[0], 1e-5))
+
+            yield Case(
+                f"norm-{rows}x{width}",
+                build,
+                (plain_step(rows, inputs={"R.x": x}),),
+                (random_tensor(rng, "f32", (width,)),),
+                elementwise=True,
+            )
+
+
+def rope_table(positions: int, dims: int, adjacent: bool, theta: float = 1e4) -> RopeTable:
+    angles = np.outer(np.arange(positions), theta ** -(np.arange(0, dims, 2) / dims))
+    return RopeTable(np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32), adjacent)
+
+
+def rope_cases() -> Iterator[Case]:
+    for dim, dims in ((32, 32), (64, 64), (80, 80), (128, 128), (64, 32), (80, 20), (6, 6), (10, 2)):
+        for adjacent in (False, True):
+            for heads, groups, spans in ((1, 1, [(0, 1)]), (4, 2, [(3, 9), (250, 260)]), (9, 3, [(0, 33), (290, 300)])):
+                rng = np.random.default_rng(dim + heads)
+                rows = sum(b - a for a, b in spans)
+                inputs = {"R.q": normal(rng, rows, heads * dim), "R.k": normal(rng, rows, groups * dim)}
+                table = rope_table(300, dims, adjacent)
+
+                def build(
+                    ops: Any, w: list[Any], d: int = dim, h: int = heads, g: int = groups, t: RopeTable = table
+                ) -> None:
+                    q, k = ops.rope(ops.input("R.q", h * d), ops.input("R.k", g * d), d, t)
+                    ops.output("R.q", q)
+                    ops.output("R.k", k)
+
+                order = "adjacent" if adjacent else "halves"
+                yield Case(f"rope-{dims}of{dim}-{order}-{heads}:{groups}", build, (make_step(spans, inputs=inputs),))
+
+
+def attention(
+    head_dim: int,
+    groups: int,
+    per_group: int,
+    spans: Sequence[Sequence[tuple[int, int]]],
+    page_size: int = 16,
+    kv_format: str = "f32",
+    sharp: float = 1.0,
+    seed: int = 0,
+) -> Case:
+    """`attend` over one step for each of `spans`, a list of (start, end) per sequence; the data depends on neither
+    page size nor format. `sharp` scales the scores."""
+    rng = np.random.default_rng(seed)
+    widths = {"R.q": groups * per_group * head_dim, "R.k": groups * head_dim, "R.v": groups * head_dim}
+    inputs = []
+    for step in spans:
+        rows = sum(b - a for a, b in step)
+        inputs.append({name: normal(rng, rows, width) for name, width in widths.items()})
+    table = make_table(rng, [max(step[s][1] for step in spans) for s in range(len(spans[0]))], page_size)
+    kv = KVLayer(0, 1, groups, head_dim, sharp * head_dim**-0.5)
+
+    def build(ops: Any, w: list[Any]) -> None:
+        q, k, v = (ops.input(name, width) for name, width in widths.items())
+        ops.output("R.y", ops.attend(q, k, v, kv))
+
+    ends = "/".join(",".join(f"{a}-{b}" for a, b in step) for step in spans)
+    return Case(
+        f"attend-{head_dim}x{groups}x{per_group}-p{page_size}-{kv_format}-x{sharp:g}-{ends}",
+        build,
+        tuple(make_step(s, (table,), inputs=x) for s, x in zip(spans, inputs, strict=True)),
+        groups=(KVGroup(2, groups, head_dim),),
+        pages=int((table != 2**31 - 1).sum()) + 1,
+        page_size=page_size,
+        kv_format=kv_format,
+        tolerance=2e-5 * sharp,
+    )
+
+
+SPANS: tuple[list[list[tuple[int, int]]], ...] = (
+    [[(0, 1)]],
+    [[(0, 17)]],
+    [[(0, 5), (0, 16), (0, 33), (0, 1)]],
+    [[(0, 15), (0, 31)], [(15, 16), (31, 34)], [(16, 17), (34, 35)], [(17, 40), (35, 36)]],
+    [[(0, 255), (0, 3)], [(255, 256), (3, 4)], [(256, 257), (4, 12)], [(257, 258), (12, 13)]],
+)
+"""Of `attention`: lengths on both sides of pages and of multiples of 16 and 256."""
+
+
+def attend_cases() -> Iterator[Case]:
+    shapes = ((32, 1, 1), (64, 3, 3), (80, 2, 4), (128, 1, 8), (32, 4, 2), (64, 2, 5), (80, 1, 7), (128, 3, 1))
+    sizes = (1, 4, 16, 32)
+    for i, (shape, kv_format) in enumerate((s, f) for s in shapes for f in ("f32", "f16")):
+        for j, spans in enumerate(SPANS):
+            yield attention(*shape, spans, sizes[(i + i // 4 + j) % 4], kv_format, seed=i)
+    yield attention(64, 3, 3, [[(0, 70)]], sharp=20)
+    yield attention(64, 3, 3, [[(0, 530), (0, 2)], [(530, 531), (2, 3)]], 16, "f16")
+
+
+def act_cases() -> Iterator[Case]:
+    ladder = np.array([0, -0.0, 1e-30, 1, -1, 20, -20, 80, -80, 88, -88, 95, -110, 1e4, -1e4, 3e38, -3e38], np.float32)
+    for width in WIDTHS:
+        for rows in (1, 4, 33):
+            rng = np.random.default_rng(width + rows)
+            gate, up = uneven(rng, rows, width), normal(rng, rows, width)
+            gate[0] = np.resize(ladder, width)
+            gate[-1] = normal(rng, 1, width, 3)
+
+            def build(ops: Any, w: list[Any], width: int = width) -> None:
+                ops.output("R.y", ops.act(ops.input("R.gate", width), ops.input("R.up", width), "silu"))
+
+            step = plain_step(rows, inputs={"R.gate": gate, "R.up": np.clip(up, -1, 1)})
+            yield Case(f"act-{rows}x{width}", build, (step,), elementwise=True)
+
+
+def add_cases() -> Iterator[Case]:
+    for width in WIDTHS:
+        for rows in (1, 33):
+            rng = np.random.default_rng(width + rows)
+
+            def build(ops: Any, w: list[Any], width: int = width) -> None:
+                x = ops.add(ops.input("R.x", width), ops.input("R.y", width))
+                ops.output("R.z", ops.add(x, x))
+
+            step = plain_step(rows, inputs={"R.x": uneven(rng, rows, width), "R.y": uneven(rng, rows, width)})
+            yield Case(f"add-{rows}x{width}", build, (step,), tolerance=0)
+
+
+def pick_cases() -> Iterator[Case]:
+    for rows in ROWS:
+        for width in (1, 33, 576):
+            rng = np.random.default_rng(rows + width)
+            step = plain_step(rows, some_rows(rng, rows), inputs={"R.x": normal(rng, rows, width)})
+
+            def build(ops: Any, w: list[Any], width: int = width) -> None:
+                ops.output("S.x", ops.pick(ops.input("R.x", width)))
+
+            yield Case(f"pick-{len(step.sampled)}of{rows}x{width}", build, (step,), tolerance=0)
+
+
+def input_cases() -> Iterator[Case]:
+    for rows, sampled in ((1, [0]), (3, []), (33, [1, 5, 32])):
+        rng = np.random.default_rng(rows)
+        inputs = {"R.x": normal(rng, rows, 7), "S.x": normal(rng, len(sampled), 33)}
+
+        def build(ops: Any, w: list[Any]) -> None:
+            ops.output("R.x", ops.input("R.x", 7))
+            ops.output("S.x", ops.input("S.x", 33, "S"))
+
+        yield Case(f"input-{rows}-{len(sampled)}", build, (plain_step(rows, sampled, inputs=inputs),), tolerance=0)
+
+
+def output_cases() -> Iterator[Case]:
+    """A value may be handed out and used further, and handed out under two names."""
+    for rows in (1, 5, 33):
+        rng = np.random.default_rng(rows)
+
+        def build(ops: Any, w: list[Any]) -> None:
+            x = ops.input("R.x", 33)
+            y = ops.add(x, x)
+            ops.output("R.y", y)
+            z = ops.add(y, x)
+            ops.output("R.z", z)
+            ops.output("R.again", y)
+            ops.output("S.z", ops.pick(z))
+
+        step = plain_step(rows, [0, rows - 1] if rows > 1 else [0], inputs={"R.x": normal(rng, rows, 33)})
+        yield Case(f"output-{rows}", build, (step,), tolerance=0)
+
+
+CASES: dict[str, Callable[[], Iterator[Case]]] = {
+    "embed": embed_cases,
+    "linear": linear_cases,
+    "norm": norm_cases,
+    "rope": rope_cases,
+    "attend": attend_cases,
+    "act": act_cases,
+    "add": add_cases,
+    "pick": pick_cases,
+    "input": input_cases,
+    "output": output_cases,
+}
