@@ -30,6 +30,7 @@ class Running:
     url: str
     http: Http
     app: Any
+    runner: Any = None
 
     def client(self, **options: Any) -> openai.OpenAI:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=20, **options)
@@ -48,9 +49,11 @@ class Quiet(uvicorn.Server):
 
 
 @contextmanager
-def serving(engine: Any, tokenizer: Any, model: str, config: ServerConfig) -> Iterator[Running]:
+def serving(
+    engine: Any, tokenizer: Any, model: str, config: ServerConfig, observer: PrometheusObserver | None = None
+) -> Iterator[Running]:
     """A server over a started engine, in a thread of its own."""
-    app = build_app(engine, tokenizer, model, config, PrometheusObserver())
+    app = build_app(engine, tokenizer, model, config, observer)
     sock = bind(config)
     url = url_of(sock)
     server = Quiet(app)

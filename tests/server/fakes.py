@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 from pagoda.errors import EngineDied
-from pagoda.plan import Capacity
+from pagoda.plan import Capacity, Chunk, Sampled, SequenceStart, StepPlan, StepResult
+from pagoda.text.detokenizer import Detokenizer
 from pagoda.text.messages import check_text, normalize
 from pagoda.types import FinishReason, GenerateRequest, Timings, TokenEvent, TokenLogprob
 
@@ -40,8 +41,60 @@ class ByteTokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         return bytes([token_id]) if token_id < 256 else b"<end>"
 
+    def detokenizer(self) -> Detokenizer:
+        return Detokenizer(lambda token_id: self.token_bytes(token_id) if token_id < 256 else b"")
+
     def token_text(self, token_id: int) -> str:
         return self.token_bytes(token_id).decode(errors="replace")
+
+
+def script(request: GenerateRequest | SequenceStart, choice: int) -> list[int]:
+    """The tokens that an echo gives: `[choice]` and the prompt, over and over if the end of turn is ignored."""
+    tokens = [*f"[{choice}]".encode(), *request.prompt]
+    if request.params.ignore_eos:
+        tokens = tokens * (request.params.max_tokens // len(tokens) + 1)
+    return [*tokens, END]
+
+
+class EchoRunner:
+    """A machine room that echoes, for the real engine. `hold` stops the steps, `fail` breaks them."""
+
+    def __init__(self, pages: int = 64, page_size: int = 16, max_model_len: int = 512) -> None:
+        self.capacity = Capacity((pages,), page_size, max_model_len, VOCABULARY, "fp_echo")
+        self.scripts: dict[int, tuple[SequenceStart, list[int]]] = {}
+        self.fault: Exception | None = None
+        self.step_s = 0.0
+        self._go = threading.Event()
+        self._go.set()
+
+    def hold(self) -> None:
+        self._go.clear()
+
+    def release(self) -> None:
+        self._go.set()
+
+    def submit(self, plan: StepPlan) -> StepPlan:
+        for start in plan.starts:
+            self.scripts[start.sequence] = (start, script(start, start.choice))
+        return plan
+
+    def finish(self, plan: StepPlan) -> StepResult:
+        assert self._go.wait(30), "held for ever"
+        time.sleep(self.step_s)
+        if self.fault is not None:
+            raise self.fault
+        sampled = [self._sample(chunk) for chunk in plan.chunks if chunk.samples]
+        for sequence in plan.ends:
+            del self.scripts[sequence]
+        return StepResult(plan.number, tuple(sampled), 0.001)
+
+    def _sample(self, chunk: Chunk) -> Sampled:
+        start, tokens = self.scripts[chunk.sequence]
+        token, wanted = tokens[min(chunk.end - len(start.prompt), len(tokens) - 1)], start.params.logprobs
+        return Sampled(chunk.sequence, token, None if wanted is None else logprob_of(token, wanted))
+
+    def close(self) -> None:
+        self.release()
 
 
 @dataclass
@@ -99,10 +152,7 @@ class EchoEngine:
             raise EngineDied(self.dead)
         with self._lock:
             for index in range(request.params.n):
-                plan = [*f"[{index}]".encode(), *request.prompt]
-                if request.params.ignore_eos:
-                    plan = plan * (request.params.max_tokens // len(plan) + 1)
-                self.waiting.append(Sequence_(request, index, tell, [*plan, END]))
+                self.waiting.append(Sequence_(request, index, tell, script(request, index)))
 
     def cancel(self, request_id: str) -> None:
         with self._lock:
