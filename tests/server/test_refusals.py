@@ -13,6 +13,7 @@ from pagoda.server.openai.chat import ChatFields
 from pagoda.server.openai.completions import CompletionFields
 from pagoda.server.openai.fields import NEUTRAL_CHAT, NEUTRAL_COMPLETIONS
 from server.conftest import Running
+from server.fakes import ByteTokenizer
 
 SPEC = Path(__file__).parents[2].parent / "shared" / "openai" / "openapi.json"
 
@@ -231,6 +232,20 @@ def test_too_long(server: Running, client: openai.OpenAI) -> None:
     assert server.http.complete(prompt="x" * 600).error["param"] == "prompt"
     with pytest.raises(openai.BadRequestError, match="600"):
         client.completions.create(model="echo", prompt="x" * 600)
+
+
+def test_hopelessly_long_is_not_even_tokenised(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pagoda.server.desk.CHEAP_TEXT", 100)
+    monkeypatch.setattr(ByteTokenizer, "encode_prompt", None)
+    text = "x" * (512 * 5 + 1)
+    part = [{"type": "text", "text": text}]
+    for answer, param in (
+        (server.http.complete(prompt=[text, "a"]), "prompt"),
+        (server.http.chat(messages=[{"role": "user", "content": text}]), "messages"),
+        (server.http.chat(messages=[{"role": "user", "content": part}]), "messages"),
+    ):
+        assert (answer.status, answer.error["code"], answer.error["param"]) == (400, "context_length_exceeded", param)
+        assert "2561 characters" in answer.error["message"]
 
 
 def test_unknown_model(server: Running, client: openai.OpenAI) -> None:

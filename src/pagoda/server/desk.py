@@ -10,13 +10,14 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, TypeVar
 
 from pagoda.completion import Completion, Gather
 from pagoda.config import ServerConfig
 from pagoda.engine.admission import validate
 from pagoda.engine.streams import EventStream, stream
-from pagoda.errors import Overloaded
+from pagoda.errors import Overloaded, PromptTooLong
 from pagoda.server.errors import HttpFailure
 from pagoda.types import GenerateRequest, SamplingParams, TokenEvent
 
@@ -29,6 +30,8 @@ Events = AsyncGenerator[tuple[int, TokenEvent], None]
 """Events of the requests of one call, each with its request's place."""
 TEXT_THREADS = 2
 MAX_TEXT_JOBS = 1024
+CHEAP_TEXT = 2**17
+"""Characters that are tokenised without a thought: they take about a tenth of a second."""
 
 
 class TextPool:
@@ -86,6 +89,19 @@ class Desk:
             message = f"there is no model {name!r} here; this server has {self.model!r}"
             raise HttpFailure(404, message, code="model_not_found", param="model")
 
+    def refuse_hopeless(self, characters: int) -> None:
+        """Raise PromptTooLong for a text that no tokens fit into the context: tokenising it would take seconds."""
+        if characters <= CHEAP_TEXT:
+            return
+        room = self.engine.capacity.max_model_len
+        longest = _longest_token(self.tokenizer)
+        if characters > room * longest:
+            raise PromptTooLong(
+                f"the prompt has {characters} characters and the context holds {room} tokens, none of them longer than "
+                f"{longest} bytes: shorten it",
+                "prompt",
+            )
+
     def admit(
         self, prompts: Sequence[Sequence[int]], params: SamplingParams, request_id: str, arrival: float
     ) -> list[GenerateRequest]:
@@ -120,6 +136,11 @@ class Desk:
             async for place, event in events:
                 gathers[place].add(event)
         return [each.completion(self.fingerprint) for each in gathers]
+
+
+@lru_cache(maxsize=4)
+def _longest_token(tokenizer: Tokenizer) -> int:
+    return max(len(tokenizer.token_bytes(token_id)) for token_id in range(tokenizer.vocabulary))
 
 
 async def merge(streams: Sequence[EventStream]) -> Events:

@@ -114,9 +114,22 @@ def parse(body: bytes, desk: Desk) -> Call:
         seed=fields.seed,
         prefix="chatcmpl",
         prompt_field="messages",
-        encode=lambda: [desk.tokenizer.encode_chat(messages)],
+        encode=partial(_encode, desk, messages),
         shape=partial(ChatShape, logprobs=bool(fields.logprobs), include_usage=fields.include_usage),
     )
+
+
+def _encode(desk: Desk, messages: Sequence[dict[str, Any]]) -> list[Sequence[int]]:
+    parts = [part for message in messages for part in _parts(message.get("content"))]
+    desk.refuse_hopeless(sum(len(part) for part in parts if isinstance(part, str)))
+    return [desk.tokenizer.encode_chat(messages)]
+
+
+def _parts(content: Any) -> list[Any]:
+    """The texts of a message's content, whatever else it may hold."""
+    if isinstance(content, list):
+        return [part.get("text") for part in content if isinstance(part, dict)]
+    return [content]
 
 
 def _max_tokens(fields: ChatFields) -> int | None:

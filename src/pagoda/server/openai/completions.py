@@ -80,8 +80,7 @@ def parse(body: bytes, desk: Desk) -> Call:
         raise InvalidRequest(f"prompts times n is {len(prompts) * params.n}; the most is {MAX_CHOICES}", "prompt")
 
     def encode() -> list[Sequence[int]]:
-        tokenizer = desk.tokenizer
-        return [tokenizer.encode_prompt(each) if isinstance(each, str) else each for each in prompts]
+        return [_encode(desk, each) if isinstance(each, str) else each for each in prompts]
 
     return Call(
         model=fields.model,
@@ -94,6 +93,11 @@ def parse(body: bytes, desk: Desk) -> Call:
         encode=encode,
         shape=partial(CompletionShape, params_n=params.n, logprobs=fields.logprobs is not None, fields=fields),
     )
+
+
+def _encode(desk: Desk, text: str) -> Sequence[int]:
+    desk.refuse_hopeless(len(text))
+    return desk.tokenizer.encode_prompt(text)
 
 
 def _prompts(raw: str | list[Any]) -> list[Prompt]:
