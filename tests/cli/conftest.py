@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -17,7 +16,6 @@ import pagoda.llm
 from cli.echo_pagoda import open_echo
 
 SCRIPT = Path(__file__).parent / "echo_pagoda.py"
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -44,7 +42,6 @@ def spawn() -> Iterator[Callable[..., subprocess.Popen[str]]]:
         process = subprocess.Popen(
             [sys.executable, str(SCRIPT), *arguments],
             text=True,
-            env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
             **({"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options),
         )
         started.append(process)

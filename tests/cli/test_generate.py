@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -12,8 +11,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-
-from cli.conftest import ROOT
 
 
 def test_streams_the_answer(invoke: Callable[..., Any]) -> None:
@@ -89,8 +86,7 @@ def test_unknown_model() -> None:
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    env = os.environ | {"PYTHONPATH": str(ROOT / "src")}
-    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=env, check=False)
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False)
 
 
 def test_version_and_module() -> None:

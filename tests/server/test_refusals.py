@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
-from pagoda.server.openai.chat import ChatFields
-from pagoda.server.openai.completions import CompletionFields
-from pagoda.server.openai.fields import NEUTRAL_CHAT, NEUTRAL_COMPLETIONS
 from server.conftest import Running
 from server.fakes import ByteTokenizer
-
-SPEC = Path(__file__).parents[2].parent / "shared" / "openai" / "openapi.json"
 
 
 @pytest.fixture
@@ -104,39 +97,6 @@ def test_refused_by_name(server: Running, field: str, value: Any) -> None:
 def test_refused_by_completions(server: Running, field: str, value: Any) -> None:
     answer = server.http.complete(**{field: value})
     assert (answer.status, answer.error["param"]) == (400, field)
-
-
-def _spec_fields(name: str) -> set[str]:
-    schemas = json.loads(SPEC.read_text())["components"]["schemas"]
-
-    def walk(schema: dict[str, Any]) -> set[str]:
-        names = set(schema.get("properties", {}))
-        for part in schema.get("allOf", []):
-            names |= walk(schemas[part["$ref"].rpartition("/")[2]] if "$ref" in part else part)
-        return names
-
-    return walk(schemas[name])
-
-
-@pytest.mark.skipif(not SPEC.exists(), reason="OpenAI's published description is not here")
-@pytest.mark.parametrize(
-    ("schema", "kind", "neutral"),
-    [
-        ("CreateChatCompletionRequest", ChatFields, NEUTRAL_CHAT),
-        ("CreateCompletionRequest", CompletionFields, NEUTRAL_COMPLETIONS),
-    ],
-)
-def test_every_field_openai_has_is_served_neutral_or_refused(
-    server: Running, schema: str, kind: Any, neutral: Any
-) -> None:
-    """A field of the specification that we do not know must come back by its name, whatever its value."""
-    ask = server.http.chat if kind is ChatFields else server.http.complete
-    fields = _spec_fields(schema)
-    assert len(fields) > 15
-    for field in fields - set(kind.__struct_fields__) - set(neutral):
-        answer = ask(**{field: {"some": "thing"}})
-        assert (answer.status, answer.error["param"]) == (400, field)
-        assert ask(**{field: None}).status == 200
 
 
 BAD_VALUES: list[tuple[str, Any, str]] = [

@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from pagoda.errors import PagodaError
 from pagoda.server.errors import HttpFailure, describe
 
 T = TypeVar("T")
@@ -33,11 +34,19 @@ def json_response(value: object, status: int = 200, headers: dict[str, str] | No
     return Response(msgspec.json.encode(value), status, headers, media_type="application/json")
 
 
+def log_failure(error: Exception, status: int) -> None:
+    """Log what is not the client's doing: in a line if Pagoda raised it on purpose, else with its traceback."""
+    if isinstance(error, PagodaError | HttpFailure):
+        if status >= 500:
+            logger.warning("%d: %s", status, error)
+    else:
+        logger.error("%d: %s", status, error, exc_info=error)
+
+
 def error_response(error: Exception) -> Response:
     """The answer for an error: the status says whose fault it is."""
     status, detail = describe(error)
-    if status >= 500:
-        logger.error("answered %d", status, exc_info=error)
+    log_failure(error, status)
     return json_response(detail, status, {"retry-after": "1"} if status in (429, 503) else None)
 
 

@@ -12,7 +12,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from pagoda.server.asgi import ClientGone, while_connected
+from pagoda.server.asgi import ClientGone, log_failure, while_connected
 from pagoda.server.errors import describe
 
 DONE = b"data: [DONE]\n\n"
@@ -55,6 +55,6 @@ class SseResponse(Response):
                 await send({"type": "http.response.body", "body": part, "more_body": True})
         except Exception as error:
             status, detail = describe(error)
-            logger.error("a stream ended with an error (%d)", status, exc_info=error)
+            log_failure(error, status)
             await send({"type": "http.response.body", "body": frame(detail), "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
