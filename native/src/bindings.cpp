@@ -130,17 +130,19 @@ NB_MODULE(_native, m) {
   nb::class_<KVStore>(m, "KVStore")
       .def(
           "__init__",
-          [](KVStore* self, const std::vector<std::tuple<int, int, int, int>>& groups, int slots, const std::string& format) {
+          [](KVStore* self, const std::vector<std::tuple<int, int, int, int64_t>>& groups, int slots, const std::string& format) {
             std::vector<GroupShape> shapes;
-            for (const auto& [layers, heads, dim, pages] : groups) shapes.push_back({layers, heads, dim, pages});
+            for (const auto& [layers, heads, dim, pages] : groups) {
+              if (pages > INT32_MAX) throw std::bad_alloc();
+              shapes.push_back({layers, heads, dim, int(pages)});
+            }
             new (self) KVStore(std::move(shapes), slots, format == "f16" ? KVFormat::F16 : KVFormat::F32);
           },
           "groups"_a, "slots"_a, "format"_a)
       .def_prop_ro("bytes", &KVStore::bytes)
       .def("copy", &KVStore::copy, "group"_a, "source"_a, "target"_a, "slots"_a);
 
-  nb::class_<Slots>(m, "Slots").def(nb::init<int>(), "count"_a).def(
-      "start", [](Slots& s, int slot, const Ints& prompt) { s.start(slot, copied(prompt)); }, "slot"_a, "prompt"_a);
+  nb::class_<Slots>(m, "Slots").def(nb::init<>());
 
   nb::class_<StepJob>(m, "StepJob")
       .def("wait", &StepJob::wait, nb::call_guard<nb::gil_scoped_release>())
@@ -155,12 +157,12 @@ NB_MODULE(_native, m) {
       .def(
           "__init__",
           [](Program* self, const std::string& isa, const std::vector<InstructionTuple>& instructions,
-             const std::vector<std::tuple<bool, bool, int>>& buffers, std::vector<std::shared_ptr<Weight>> weights,
+             const std::vector<std::tuple<bool, int, int>>& buffers, std::vector<std::shared_ptr<Weight>> weights,
              const std::vector<Floats>& vectors, const std::vector<std::tuple<Floats, Floats, int, bool>>& ropes, int logits) {
             std::vector<Instruction> list;
             for (const auto& [op, in, out, w, whole, real, text] : instructions) list.push_back({Op(op), in, out, w, whole, real, text});
             std::vector<BufferShape> shapes;
-            for (const auto& [sampled, quantized, width] : buffers) shapes.push_back({sampled, quantized, width});
+            for (const auto& [sampled, integer, width] : buffers) shapes.push_back({sampled, integer, width});
             std::vector<std::vector<float>> v;
             for (const auto& x : vectors) v.push_back(copied(x));
             std::vector<RopeAngles> r;
@@ -174,15 +176,16 @@ NB_MODULE(_native, m) {
       [](Pool& pool, std::shared_ptr<Program> program, std::shared_ptr<KVStore> kv, std::shared_ptr<Slots> slots, const Ints& ids,
          const Ints& positions, const Ints& sequences, const Ints& sampled, const Ints& sequence_slots, const std::vector<Ints2>& tables,
          const std::map<std::string, Floats2>& inputs, const std::vector<DrawTuple>& draws, const std::vector<std::tuple<int, int, int, int>>& copies,
-         bool outputs) {
+         const std::vector<std::tuple<int, Ints>>& starts, bool outputs) {
         Step step = make_step(ids, positions, sequences, sampled, sequence_slots, tables, inputs);
         for (const auto& d : draws) step.draws.push_back(draw_row(d));
         for (const auto& [group, source, target, n] : copies) step.copies.push_back({group, source, target, n});
+        for (const auto& [slot, prompt] : starts) step.starts.push_back({slot, copied(prompt)});
         step.outputs = outputs;
         auto job = program->job(program, std::move(kv), std::move(slots), std::move(step), pool.threads());
         pool.submit(job);
         return job;
       },
       "pool"_a, "program"_a, "kv"_a, "slots"_a.none(), "ids"_a, "positions"_a, "sequences"_a, "sampled"_a, "sequence_slots"_a, "tables"_a,
-      "inputs"_a, "draws"_a, "copies"_a, "outputs"_a);
+      "inputs"_a, "draws"_a, "copies"_a, "starts"_a, "outputs"_a);
 }

@@ -12,11 +12,11 @@ namespace pagoda {
 
 struct BufferShape {
   bool sampled;    // rows of class S, else R
-  bool quantized;  // int8 blocks, else f32
+  int integer;     // bytes of a number in blocks of 32, or 0: f32
   int width;
 };
 
-// f32 rows, or int8 rows with their scales; grows, never shrinks.
+// f32 rows, or rows of integers with their scales; grows, never shrinks.
 struct Buffer {
   struct Free {
     void operator()(void* p) const { std::free(p); }
@@ -30,17 +30,18 @@ struct Buffer {
     if (rows <= capacity) return;
     capacity = std::max(rows, capacity * 2);
     const size_t k = size_t(shape.width), nb = k / kBlock;
-    const size_t row = shape.quantized ? k + nb * 12 : k * 4;
+    const size_t row = shape.integer ? k * size_t(shape.integer) + nb * 12 : k * 4;
     const size_t bytes = (capacity * row + 127) / 64 * 64;
     memory.reset((uint8_t*)std::aligned_alloc(64, bytes));
     if (!memory) throw std::bad_alloc();
     uint8_t* p = memory.get();
-    if (!shape.quantized) {
+    if (!shape.integer) {
       x = (float*)p;
       return;
     }
-    q.q = (int8_t*)p;
-    q.d = (float*)(p + capacity * k);
+    q.bytes = shape.integer;
+    q.q = p;
+    q.d = (float*)(p + capacity * k * size_t(shape.integer));
     q.s = q.d + capacity * nb;
     q.neg8 = (int32_t*)(q.s + capacity * nb);
   }

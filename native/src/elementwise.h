@@ -8,21 +8,36 @@ namespace pagoda::PAGODA_NS {
 
 inline int tail(int n) { return n % kLanes; }
 
-// Per block of 32: d = max|x| / 127, q = round(x * (127 / max|x|)), ties to even.
-inline void quantize(const float* x, int k, int8_t* q, float* d, float* s, int32_t* neg8) {
+// Where input i of a group of four lies in int16 activations: see `Quantized`.
+constexpr int kParity[4] = {0, 2, 1, 3};
+
+// Per block of 32: d = max|x| / top, q = round(x * (top / max|x|)), ties to even; top is 127 or 32767.
+template <class T>
+inline void quantize_as(const float* x, int k, const Quantized& to) {
+  constexpr float top = sizeof(T) == 1 ? 127.0f : 32767.0f;
   for (int b = 0; b < k / kBlock; b++) {
+    T* q = (T*)to.q + b * kBlock;
     const V lo = load(x + b * kBlock), hi = load(x + b * kBlock + kLanes);
-    const float top = reduce_max(max(abs(lo), abs(hi)));
-    d[b] = top / 127.0f;
-    // Below 2^-119 the quotient 127 / top would be infinite: such a block is all zeros.
-    const float inverse = top > 1.5e-36f ? 127.0f / top : 0.0f;
-    store_i8(q + b * kBlock, round(mul(lo, set1(inverse))));
-    store_i8(q + b * kBlock + kLanes, round(mul(hi, set1(inverse))));
+    const float largest = reduce_max(max(abs(lo), abs(hi)));
+    to.d[b] = largest / top;
+    // Below this the quotient may be infinite: such a block is all zeros.
+    const float inverse = largest > 1e-33f ? top / largest : 0.0f;
+    alignas(64) float r[kBlock];
+    store(r, round(mul(lo, set1(inverse))));
+    store(r + kLanes, round(mul(hi, set1(inverse))));
     int32_t sum = 0;
-    for (int i = 0; i < kBlock; i++) sum += q[b * kBlock + i];
-    s[b] = d[b] * float(sum);
-    neg8[b] = -8 * sum;
+    for (int i = 0; i < kBlock; i++) {
+      const auto n = int32_t(r[i]);
+      sum += n;
+      q[sizeof(T) == 1 ? i : i / 4 * 4 + kParity[i % 4]] = T(n);
+    }
+    to.s[b] = to.d[b] * float(sum);
+    to.neg8[b] = -8 * sum;
   }
+}
+
+inline void quantize(const float* x, int k, const Quantized& to) {
+  to.bytes == 1 ? quantize_as<int8_t>(x, k, to) : quantize_as<int16_t>(x, k, to);
 }
 
 inline void norm(const float* x, const float* w, float eps, int n, float* y) {

@@ -13,7 +13,7 @@ namespace pagoda::PAGODA_NS {
 const Kernels kernels = {
     PAGODA_STRING(PAGODA_NS),
     quantize,
-    linear_int8,
+    linear_int,
     linear_f32,
     norm,
     [](const float* g, const float* u, int n, float* y) { silu_mul(g, u, n, y); },

@@ -26,9 +26,11 @@ struct Packed {
   int blocks() const { return k / kBlock; }
 };
 
-// Activations in int8: per row and block of 32, x = d * q; `s` is d * sum(q), `neg8` is -8 * sum(q).
+// Activations as integers: per row and block of 32, x = d * q; `s` is d * sum(q), `neg8` is -8 * sum(q). In int16 the inputs
+// of each group of four lie as 0, 2, 1, 3: what two multiply-adds of pairs want once a group's weights are split by parity.
 struct Quantized {
-  int8_t* q;      // [rows, k]
+  int bytes;      // of a number: 1 or 2
+  uint8_t* q;     // [rows, k]
   float* d;       // [rows, k / 32]
   float* s;       // [rows, k / 32]
   int32_t* neg8;  // [rows, k / 32]
@@ -62,9 +64,10 @@ struct Queries {
 
 struct Kernels {
   const char* name;
-  void (*quantize)(const float* x, int k, int8_t* q, float* d, float* s, int32_t* neg8);
+  // One row of k numbers into the first row of `to`.
+  void (*quantize)(const float* x, int k, const Quantized& to);
   // Rows [row0, row0 + rows) of x times one tile: out[row * ldo + 16 * tile ..].
-  void (*linear_int8)(const Packed& w, int tile, const Quantized& x, int row0, int rows, float* out, size_t ldo);
+  void (*linear_int)(const Packed& w, int tile, const Quantized& x, int row0, int rows, float* out, size_t ldo);
   void (*linear_f32)(const Packed& w, int tile, const float* x, int row0, int rows, float* out, size_t ldo);
   void (*norm)(const float* x, const float* w, float eps, int n, float* y);
   void (*silu_mul)(const float* gate, const float* up, int n, float* y);

@@ -2,6 +2,7 @@
 // An output element is one chain in order of k (of blocks, if quantised), so any tiling of rows and columns has the same bits.
 #pragma once
 
+#include "elementwise.h"
 #include "kernels.h"
 #include "simd.h"
 
@@ -47,27 +48,71 @@ inline int stored(const uint8_t* block, int c, int i) {
   }
 }
 
+// A = int8_t or int16_t: the activations. Integer sums are exact, so each instruction set may form them as it likes.
 #if PAGODA_AVX512
 
-inline __m512i dot4(__m512i acc, __m512i w, const int8_t* a) {
+inline __m512i four_bytes(const void* a) {
   int four;
   std::memcpy(&four, a, 4);
-  return _mm512_dpbusd_epi32(acc, w, _mm512_set1_epi32(four));
+  return _mm512_set1_epi32(four);
 }
 
+// sum += weights of 16 columns x 4 inputs (bytes) * activations.
+inline __m512i dot(__m512i sum, __m512i w, const int8_t* a) { return _mm512_dpbusd_epi32(sum, w, four_bytes(a)); }
+inline __m512i dot(__m512i sum, __m512i even, __m512i odd, const int16_t* a) {
+  return _mm512_dpwssd_epi32(_mm512_dpwssd_epi32(sum, even, four_bytes(a)), odd, four_bytes(a + 2));
+}
+
+// One block into sum[MR]; a[r] is row r's block.
 template <class F, int MR>
-inline void int8_rows(const TileView<F>& w, int nb, const Quantized& x, int row, int k, float* out, size_t ldo, int cols) {
-  const __m512i low = _mm512_set1_epi8(15);
+inline void block(const uint8_t* q, const int8_t* const* a, __m512i* sum) {
+  if constexpr (F::bits == 4) {
+    const __m512i low = _mm512_set1_epi8(15);
+    for (int v = 0; v < 4; v++) {
+      const __m512i p = _mm512_loadu_si512(q + v * 64);
+      const __m512i lo = _mm512_and_si512(p, low), hi = _mm512_and_si512(_mm512_srli_epi16(p, 4), low);
+      for (int r = 0; r < MR; r++) sum[r] = dot(sum[r], lo, a[r] + v * 8);
+      for (int r = 0; r < MR; r++) sum[r] = dot(sum[r], hi, a[r] + v * 8 + 4);
+    }
+  } else {
+    for (int v = 0; v < 8; v++) {
+      const __m512i p = _mm512_loadu_si512(q + v * 64);
+      for (int r = 0; r < MR; r++) sum[r] = dot(sum[r], p, a[r] + v * 4);
+    }
+  }
+}
+template <class F, int MR>
+inline void block(const uint8_t* q, const int16_t* const* a, __m512i* sum) {
+  if constexpr (F::bits == 4) {
+    const __m512i low = _mm512_set1_epi16(15);
+    for (int v = 0; v < 4; v++) {
+      const __m512i p = _mm512_loadu_si512(q + v * 64);
+      const __m512i e0 = _mm512_and_si512(p, low), o0 = _mm512_and_si512(_mm512_srli_epi16(p, 8), low);
+      const __m512i e1 = _mm512_and_si512(_mm512_srli_epi16(p, 4), low), o1 = _mm512_srli_epi16(p, 12);
+      for (int r = 0; r < MR; r++) sum[r] = dot(sum[r], e0, o0, a[r] + v * 8);
+      for (int r = 0; r < MR; r++) sum[r] = dot(sum[r], e1, o1, a[r] + v * 8 + 4);
+    }
+  } else {
+    const __m512i low = _mm512_set1_epi16(255);
+    for (int v = 0; v < 8; v++) {
+      const __m512i p = _mm512_loadu_si512(q + v * 64);
+      const __m512i e = _mm512_and_si512(p, low), o = _mm512_srli_epi16(p, 8);
+      for (int r = 0; r < MR; r++) sum[r] = dot(sum[r], e, o, a[r] + v * 4);
+    }
+  }
+}
+
+template <class F, class A, int MR>
+inline void int_rows(const TileView<F>& w, int nb, const Quantized& x, int row, int k, float* out, size_t ldo, int cols) {
   V acc[MR];
-  const int8_t* a[MR];
+  const A* a[MR];
   size_t at[MR];
   for (int r = 0; r < MR; r++) {
     acc[r] = zero();
-    a[r] = x.q + size_t(row + r) * k;
-    at[r] = size_t(row + r) * nb;
+    a[r] = (const A*)x.q + size_t(row + r) * size_t(k);
+    at[r] = size_t(row + r) * size_t(nb);
   }
   for (int b = 0; b < nb; b++) {
-    const uint8_t* q = w.q + size_t(b) * block_bytes<F>();
     __m512i sum[MR];
     for (int r = 0; r < MR; r++) {
       if constexpr (F::bias == 0)
@@ -77,21 +122,12 @@ inline void int8_rows(const TileView<F>& w, int nb, const Quantized& x, int row,
       else
         sum[r] = _mm512_slli_epi32(_mm512_set1_epi32(x.neg8[at[r] + b]), 4);
     }
-    if constexpr (F::bits == 4) {
-      for (int v = 0; v < 4; v++) {
-        const __m512i p = _mm512_loadu_si512(q + v * 64);
-        const __m512i lo = _mm512_and_si512(p, low), hi = _mm512_and_si512(_mm512_srli_epi16(p, 4), low);
-        for (int r = 0; r < MR; r++) sum[r] = dot4(sum[r], lo, a[r] + b * 32 + v * 8);
-        for (int r = 0; r < MR; r++) sum[r] = dot4(sum[r], hi, a[r] + b * 32 + v * 8 + 4);
-      }
-    } else {
-      for (int v = 0; v < 8; v++) {
-        const __m512i p = _mm512_loadu_si512(q + v * 64);
-        for (int r = 0; r < MR; r++) sum[r] = dot4(sum[r], p, a[r] + b * 32 + v * 4);
-      }
-    }
+    block<F, MR>(w.q + size_t(b) * block_bytes<F>(), a, sum);
     const V d = load_f16(w.d + b * kTile);
-    for (int r = 0; r < MR; r++) acc[r] = fma(mul(d, set1(x.d[at[r] + b])), V{_mm512_cvtepi32_ps(sum[r])}, acc[r]);
+    for (int r = 0; r < MR; r++) {
+      acc[r] = fma(mul(d, set1(x.d[at[r] + b])), V{_mm512_cvtepi32_ps(sum[r])}, acc[r]);
+      a[r] += kBlock;
+    }
     if constexpr (F::offset) {
       const V m = load_f16(w.m + b * kTile);
       for (int r = 0; r < MR; r++) acc[r] = fma(m, set1(x.s[at[r] + b]), acc[r]);
@@ -99,54 +135,95 @@ inline void int8_rows(const TileView<F>& w, int nb, const Quantized& x, int row,
   }
   for (int r = 0; r < MR; r++) cols == kTile ? store(out + r * ldo, acc[r]) : store_n(out + r * ldo, acc[r], cols);
 }
-constexpr int kRowsInt8 = 8;
+constexpr int kRowsInt = 8;
 
 #elif PAGODA_AVX2
 
-// Half a tile (8 columns) at a time, to stay within sixteen registers.
+inline __m256i four_bytes(const void* a) {
+  int four;
+  std::memcpy(&four, a, 4);
+  return _mm256_set1_epi32(four);
+}
+
+// One block of half a tile (8 columns, 32 of every 64 bytes) into sum[MR].
 template <class F, int MR>
-inline void int8_half(const TileView<F>& w, int half, int nb, const Quantized& x, int row, int k, float* out, size_t ldo, int cols) {
-  const __m256i ones = _mm256_set1_epi16(1), low = _mm256_set1_epi8(15);
-  __m256 acc[MR];
-  for (auto& v : acc) v = _mm256_setzero_ps();
-  for (int b = 0; b < nb; b++) {
-    const uint8_t* q = w.q + size_t(b) * block_bytes<F>() + half * 32;
-    __m256i sum[MR];
-    const auto four = [&](int r, int i) {
-      int f;
-      std::memcpy(&f, x.q + size_t(row + r) * k + b * 32 + i, 4);
-      return _mm256_set1_epi32(f);
-    };
-    if constexpr (F::bits == 4) {  // 15 * 127 * 2 * 8 fits int16: a whole block is summed in it
-      for (int v = 0; v < 4; v++) {
-        const __m256i p = _mm256_loadu_si256((const __m256i*)(q + v * 64));
-        const __m256i lo = _mm256_and_si256(p, low), hi = _mm256_and_si256(_mm256_srli_epi16(p, 4), low);
-        for (int r = 0; r < MR; r++) {
-          const __m256i t = _mm256_maddubs_epi16(lo, four(r, v * 8));
-          sum[r] = v ? _mm256_add_epi16(sum[r], t) : t;
-        }
-        for (int r = 0; r < MR; r++) sum[r] = _mm256_add_epi16(sum[r], _mm256_maddubs_epi16(hi, four(r, v * 8 + 4)));
+inline void block(const uint8_t* q, const int8_t* const* a, __m256i* sum) {
+  const __m256i ones = _mm256_set1_epi16(1);
+  if constexpr (F::bits == 4) {  // 15 * 127 * 2 * 8 fits int16: a whole block is summed in it
+    const __m256i low = _mm256_set1_epi8(15);
+    __m256i s16[MR];
+    for (int v = 0; v < 4; v++) {
+      const __m256i p = _mm256_loadu_si256((const __m256i*)(q + v * 64));
+      const __m256i lo = _mm256_and_si256(p, low), hi = _mm256_and_si256(_mm256_srli_epi16(p, 4), low);
+      for (int r = 0; r < MR; r++) {
+        const __m256i t = _mm256_maddubs_epi16(lo, four_bytes(a[r] + v * 8));
+        s16[r] = v ? _mm256_add_epi16(s16[r], t) : t;
       }
-      for (int r = 0; r < MR; r++) sum[r] = _mm256_madd_epi16(sum[r], ones);
-      if constexpr (F::bias == 8)
-        for (int r = 0; r < MR; r++) sum[r] = _mm256_add_epi32(sum[r], _mm256_set1_epi32(x.neg8[size_t(row + r) * nb + b]));
-    } else {  // |w| <= 128 and |a| <= 127: a pair fits int16, two do not
-      for (auto& s : sum) s = _mm256_setzero_si256();
-      for (int v = 0; v < 8; v++) {
-        const __m256i p = _mm256_xor_si256(_mm256_loadu_si256((const __m256i*)(q + v * 64)), _mm256_set1_epi8(-128));
-        const __m256i m = _mm256_abs_epi8(p);
-        for (int r = 0; r < MR; r++) {
-          const __m256i t = _mm256_maddubs_epi16(m, _mm256_sign_epi8(four(r, v * 4), p));
-          sum[r] = _mm256_add_epi32(sum[r], _mm256_madd_epi16(t, ones));
-        }
+      for (int r = 0; r < MR; r++) s16[r] = _mm256_add_epi16(s16[r], _mm256_maddubs_epi16(hi, four_bytes(a[r] + v * 8 + 4)));
+    }
+    for (int r = 0; r < MR; r++) sum[r] = _mm256_add_epi32(sum[r], _mm256_madd_epi16(s16[r], ones));
+  } else {  // unsigned bytes would overflow a pair: split by parity, as int16
+    const __m256i low = _mm256_set1_epi16(255);
+    for (int v = 0; v < 8; v++) {
+      const __m256i p = _mm256_loadu_si256((const __m256i*)(q + v * 64));
+      const __m256i e = _mm256_and_si256(p, low), o = _mm256_srli_epi16(p, 8);
+      for (int r = 0; r < MR; r++) {
+        const __m256i t = four_bytes(a[r] + v * 4);
+        const __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(t, 8), 8), odd = _mm256_srai_epi16(t, 8);
+        sum[r] = _mm256_add_epi32(sum[r], _mm256_add_epi32(_mm256_madd_epi16(e, even), _mm256_madd_epi16(o, odd)));
       }
     }
-    const __m256 d = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(w.d + b * kTile + half * 8)));
+  }
+}
+template <class F, int MR>
+inline void block(const uint8_t* q, const int16_t* const* a, __m256i* sum) {
+  const auto dot = [](__m256i s, __m256i even, __m256i odd, const int16_t* x) {
+    s = _mm256_add_epi32(s, _mm256_madd_epi16(even, four_bytes(x)));
+    return _mm256_add_epi32(s, _mm256_madd_epi16(odd, four_bytes(x + 2)));
+  };
+  if constexpr (F::bits == 4) {
+    const __m256i low = _mm256_set1_epi16(15);
+    for (int v = 0; v < 4; v++) {
+      const __m256i p = _mm256_loadu_si256((const __m256i*)(q + v * 64));
+      const __m256i e0 = _mm256_and_si256(p, low), o0 = _mm256_and_si256(_mm256_srli_epi16(p, 8), low);
+      const __m256i e1 = _mm256_and_si256(_mm256_srli_epi16(p, 4), low), o1 = _mm256_srli_epi16(p, 12);
+      for (int r = 0; r < MR; r++) sum[r] = dot(sum[r], e0, o0, a[r] + v * 8);
+      for (int r = 0; r < MR; r++) sum[r] = dot(sum[r], e1, o1, a[r] + v * 8 + 4);
+    }
+  } else {
+    const __m256i low = _mm256_set1_epi16(255);
+    for (int v = 0; v < 8; v++) {
+      const __m256i p = _mm256_loadu_si256((const __m256i*)(q + v * 64));
+      const __m256i e = _mm256_and_si256(p, low), o = _mm256_srli_epi16(p, 8);
+      for (int r = 0; r < MR; r++) sum[r] = dot(sum[r], e, o, a[r] + v * 4);
+    }
+  }
+}
+
+// Half a tile (8 columns) at a time, to stay within sixteen registers.
+template <class F, class A, int MR>
+inline void int_half(const TileView<F>& w, int half, int nb, const Quantized& x, int row, int k, float* out, size_t ldo, int cols) {
+  __m256 acc[MR];
+  const A* a[MR];
+  size_t at[MR];
+  for (int r = 0; r < MR; r++) {
+    acc[r] = _mm256_setzero_ps();
+    a[r] = (const A*)x.q + size_t(row + r) * size_t(k);
+    at[r] = size_t(row + r) * size_t(nb);
+  }
+  for (int b = 0; b < nb; b++) {
+    __m256i sum[MR];
     for (int r = 0; r < MR; r++)
-      acc[r] = _mm256_fmadd_ps(_mm256_mul_ps(d, _mm256_set1_ps(x.d[size_t(row + r) * nb + b])), _mm256_cvtepi32_ps(sum[r]), acc[r]);
+      sum[r] = F::bias ? _mm256_set1_epi32(x.neg8[at[r] + b] * (F::bias / 8)) : _mm256_setzero_si256();
+    block<F, MR>(w.q + size_t(b) * block_bytes<F>() + half * 32, a, sum);
+    const __m256 d = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(w.d + b * kTile + half * 8)));
+    for (int r = 0; r < MR; r++) {
+      acc[r] = _mm256_fmadd_ps(_mm256_mul_ps(d, _mm256_set1_ps(x.d[at[r] + b])), _mm256_cvtepi32_ps(sum[r]), acc[r]);
+      a[r] += kBlock;
+    }
     if constexpr (F::offset) {
       const __m256 m = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(w.m + b * kTile + half * 8)));
-      for (int r = 0; r < MR; r++) acc[r] = _mm256_fmadd_ps(m, _mm256_set1_ps(x.s[size_t(row + r) * nb + b]), acc[r]);
+      for (int r = 0; r < MR; r++) acc[r] = _mm256_fmadd_ps(m, _mm256_set1_ps(x.s[at[r] + b]), acc[r]);
     }
   }
   for (int r = 0; r < MR; r++) {
@@ -156,55 +233,63 @@ inline void int8_half(const TileView<F>& w, int half, int nb, const Quantized& x
   }
 }
 
-template <class F, int MR>
-inline void int8_rows(const TileView<F>& w, int nb, const Quantized& x, int row, int k, float* out, size_t ldo, int cols) {
-  int8_half<F, MR>(w, 0, nb, x, row, k, out, ldo, cols);
-  if (cols > 8) int8_half<F, MR>(w, 1, nb, x, row, k, out, ldo, cols - 8);
+template <class F, class A, int MR>
+inline void int_rows(const TileView<F>& w, int nb, const Quantized& x, int row, int k, float* out, size_t ldo, int cols) {
+  int_half<F, A, MR>(w, 0, nb, x, row, k, out, ldo, cols);
+  if (cols > 8) int_half<F, A, MR>(w, 1, nb, x, row, k, out, ldo, cols - 8);
 }
-constexpr int kRowsInt8 = 4;
+constexpr int kRowsInt = 4;
 
 #else
 
-template <class F, int MR>
-inline void int8_rows(const TileView<F>& w, int nb, const Quantized& x, int row, int k, float* out, size_t ldo, int cols) {
+template <class F, class A, int MR>
+inline void int_rows(const TileView<F>& w, int nb, const Quantized& x, int row, int k, float* out, size_t ldo, int cols) {
   for (int r = 0; r < MR; r++)
     for (int c = 0; c < cols; c++) {
-      const size_t at = size_t(row + r) * nb;
+      const size_t at = size_t(row + r) * size_t(nb);
+      const A* a = (const A*)x.q + size_t(row + r) * size_t(k);
       float acc = 0.0f;
       for (int b = 0; b < nb; b++) {
         int32_t sum = 0;
-        for (int i = 0; i < kBlock; i++)
-          sum += (stored<F>(w.q + size_t(b) * block_bytes<F>(), c, i) - F::bias) * x.q[size_t(row + r) * k + b * kBlock + i];
+        for (int i = 0; i < kBlock; i++) {
+          const int lies = sizeof(A) == 1 ? i : i / 4 * 4 + kParity[i % 4];
+          sum += (stored<F>(w.q + size_t(b) * block_bytes<F>(), c, i) - F::bias) * a[b * kBlock + lies];
+        }
         acc = std::fmaf(f16_to_f32(w.d[b * kTile + c]) * x.d[at + b], float(sum), acc);
         if constexpr (F::offset) acc = std::fmaf(f16_to_f32(w.m[b * kTile + c]), x.s[at + b], acc);
       }
       out[r * ldo + c] = acc;
     }
 }
-constexpr int kRowsInt8 = 4;
+constexpr int kRowsInt = 4;
 
 #endif
 
-template <class F>
-inline void int8_tile(const Packed& w, int t, const Quantized& x, int row0, int rows, float* out, size_t ldo) {
+template <class F, class A>
+inline void int_tile(const Packed& w, int t, const Quantized& x, int row0, int rows, float* out, size_t ldo) {
   const TileView<F> view(w, t);
   const int nb = w.blocks(), cols = w.n - t * kTile < kTile ? w.n - t * kTile : kTile;
   int r = 0;
   float* o = out + size_t(row0) * ldo + size_t(t) * kTile;
-  for (; r + kRowsInt8 <= rows; r += kRowsInt8) int8_rows<F, kRowsInt8>(view, nb, x, row0 + r, w.k, o + r * ldo, ldo, cols);
-  if constexpr (kRowsInt8 > 4)
-    for (; r + 4 <= rows; r += 4) int8_rows<F, 4>(view, nb, x, row0 + r, w.k, o + r * ldo, ldo, cols);
-  for (; r + 2 <= rows; r += 2) int8_rows<F, 2>(view, nb, x, row0 + r, w.k, o + r * ldo, ldo, cols);
-  for (; r < rows; r++) int8_rows<F, 1>(view, nb, x, row0 + r, w.k, o + r * ldo, ldo, cols);
+  for (; r + kRowsInt <= rows; r += kRowsInt) int_rows<F, A, kRowsInt>(view, nb, x, row0 + r, w.k, o + r * ldo, ldo, cols);
+  if constexpr (kRowsInt > 4)
+    for (; r + 4 <= rows; r += 4) int_rows<F, A, 4>(view, nb, x, row0 + r, w.k, o + r * ldo, ldo, cols);
+  for (; r + 2 <= rows; r += 2) int_rows<F, A, 2>(view, nb, x, row0 + r, w.k, o + r * ldo, ldo, cols);
+  for (; r < rows; r++) int_rows<F, A, 1>(view, nb, x, row0 + r, w.k, o + r * ldo, ldo, cols);
 }
 
-inline void linear_int8(const Packed& w, int t, const Quantized& x, int row0, int rows, float* out, size_t ldo) {
+template <class A>
+inline void linear_as(const Packed& w, int t, const Quantized& x, int row0, int rows, float* out, size_t ldo) {
   switch (w.format) {
-    case Format::Q4_0: return int8_tile<Q4_0>(w, t, x, row0, rows, out, ldo);
-    case Format::Q4_1: return int8_tile<Q4_1>(w, t, x, row0, rows, out, ldo);
-    case Format::Q8_0: return int8_tile<Q8_0>(w, t, x, row0, rows, out, ldo);
+    case Format::Q4_0: return int_tile<Q4_0, A>(w, t, x, row0, rows, out, ldo);
+    case Format::Q4_1: return int_tile<Q4_1, A>(w, t, x, row0, rows, out, ldo);
+    case Format::Q8_0: return int_tile<Q8_0, A>(w, t, x, row0, rows, out, ldo);
     default: return;  // dense formats read f32: the executor never comes here with one
   }
+}
+
+inline void linear_int(const Packed& w, int t, const Quantized& x, int row0, int rows, float* out, size_t ldo) {
+  x.bytes == 1 ? linear_as<int8_t>(w, t, x, row0, rows, out, ldo) : linear_as<int16_t>(w, t, x, row0, rows, out, ldo);
 }
 
 // --- f32 activations: dense formats always, quantised ones when asked to ---------------------------------------------------

@@ -19,7 +19,7 @@ void require(bool ok, const char* what) {
 
 Quantized at_row(const Quantized& q, size_t row, size_t k) {
   const size_t nb = k / kBlock;
-  return {q.q + row * k, q.d + row * nb, q.s + row * nb, q.neg8 + row * nb};
+  return {q.bytes, q.q + row * k * size_t(q.bytes), q.d + row * nb, q.s + row * nb, q.neg8 + row * nb};
 }
 
 }  // namespace
@@ -97,6 +97,18 @@ std::shared_ptr<StepJob> Program::job(std::shared_ptr<Program> self, std::shared
       }
     }
   }
+  for (const auto& i : instructions_)
+    if (i.op == Op::Input) {
+      const auto given = step.inputs.find(i.text);
+      const BufferShape& shape = shapes_[size_t(i.out[0])];
+      if (given == step.inputs.end() || given->second.size() != (shape.sampled ? step.sampled.size() : rows) * size_t(shape.width))
+        throw std::invalid_argument("input " + i.text + " is missing or has the wrong size");
+    }
+  require(slots || (step.starts.empty() && step.slots.empty()), "slots are needed");
+  for (const auto& start : step.starts) {
+    require(start.slot >= 0 && start.slot < 1 << 24, "a slot is out of range");
+    for (const int t : start.prompt) require(t >= 0 && t < vocabulary_, "a token id of a prompt is out of range");
+  }
   for (const auto& c : step.copies) {
     require(c.group >= 0 && c.group < kv->groups(), "a page copy names a group that is not there");
     require(std::min(c.source, c.target) >= 0 && std::max(c.source, c.target) < kv->pages(c.group), "a page copy is out of range");
@@ -124,6 +136,7 @@ int StepJob::rows(int buffer) const {
 }
 
 std::vector<int> StepJob::stages() {
+  for (auto& s : step_.starts) slots_->start(s.slot, std::move(s.prompt));
   for (const auto& c : step_.copies) kv_->copy(c.group, c.source, c.target, c.slots);
   for (size_t r = 0; r < step_.ids.size(); r++)
     if (step_.ids[r] < 0) {
@@ -227,11 +240,11 @@ void StepJob::linear(const Instruction& i, int tile) {
       tile -= count;
       continue;
     }
-    const bool quantized = program_->shapes_[size_t(i.in[0])].quantized;
+    const bool integers = program_->shapes_[size_t(i.in[0])].integer != 0;
     const Buffer& in = program_->buffers_[size_t(i.in[0])];
     float* out = program_->buffers_[size_t(i.out[j])].x;
     for (int t = tile * per; t < std::min(w.tiles(), (tile + 1) * per); t++)
-      quantized ? program_->kernels_.linear_int8(w, t, in.q, 0, n, out, size_t(w.n))
+      integers ? program_->kernels_.linear_int(w, t, in.q, 0, n, out, size_t(w.n))
                 : program_->kernels_.linear_f32(w, t, in.x, 0, n, out, size_t(w.n));
     return;
   }
@@ -257,8 +270,7 @@ void StepJob::norm(const Instruction& i, int row) {
   }
   k.norm(x, program_->vectors_[size_t(i.weights[0])].data(), i.real[0], int(d), y);
   if (i.out[2] >= 0) {
-    const Quantized q = at_row(buffers[size_t(i.out[2])].q, size_t(row), d);
-    k.quantize(y, int(d), q.q, q.d, q.s, q.neg8);
+    k.quantize(y, int(d), at_row(buffers[size_t(i.out[2])].q, size_t(row), d));
   }
 }
 
@@ -276,8 +288,7 @@ void StepJob::act(const Instruction& i, int row) {
   }
   k.silu_mul(buffers[size_t(i.in[0])].x + at, buffers[size_t(i.in[1])].x + at, int(d), y);
   if (i.out[1] >= 0) {
-    const Quantized q = at_row(buffers[size_t(i.out[1])].q, size_t(row), d);
-    k.quantize(y, int(d), q.q, q.d, q.s, q.neg8);
+    k.quantize(y, int(d), at_row(buffers[size_t(i.out[1])].q, size_t(row), d));
   }
 }
 
@@ -386,14 +397,12 @@ void StepJob::run(int stage, int tile, int worker) {
       case Op::Input: {
         const auto& given = step_.inputs.at(i.text);
         const size_t n = width(i.out[0]);
-        require(given.size() == size_t(rows(i.out[0])) * n, "an input has the wrong size");
         std::memcpy(f32(i.out[0]) + row * n, given.data() + row * n, n * 4);
         break;
       }
       case Op::Quantize: {
         const size_t n = width(i.in[0]);
-        const Quantized q = at_row(buffers[size_t(i.out[0])].q, row, n);
-        k.quantize(f32(i.in[0]) + row * n, int(n), q.q, q.d, q.s, q.neg8);
+        k.quantize(f32(i.in[0]) + row * n, int(n), at_row(buffers[size_t(i.out[0])].q, row, n));
         break;
       }
       case Op::Norm: norm(i, r); break;

@@ -16,7 +16,7 @@
 
 namespace pagoda {
 
-// Operands, in order; -1 is an absent one. [q] marks a quantised buffer.
+// Operands, in order; -1 is an absent one. [q] marks a buffer of integers.
 enum class Op : int {
   Embed,     // -> x            weight
   Input,     // -> x            text: name
@@ -60,6 +60,11 @@ struct Step {
     int group, source, target, slots;
   };
   std::vector<Copy> copies;    // of pages, before anything else
+  struct Start {
+    int slot;
+    std::vector<int32_t> prompt;
+  };
+  std::vector<Start> starts;   // of sequences, before anything else
   std::vector<DrawRow> draws;  // empty, or one for each sampled row
   bool outputs = true;         // whether the instructions Output copy anything
 };

@@ -25,10 +25,14 @@ struct DrawResult {
 };
 
 // The tokens of each sequence, kept beside the sampler so that a step can be planned before the one in flight has ended.
+// Touched by the pool's leading thread only, or by tiles that it waits for.
 class Slots {
  public:
-  explicit Slots(int count) : slots_(size_t(count)) {}
-  void start(int slot, std::vector<int32_t> prompt) { slots_.at(size_t(slot)) = {std::move(prompt), {}}; }
+  // A new sequence takes the slot; grows to hold it.
+  void start(int slot, std::vector<int32_t> prompt) {
+    if (size_t(slot) >= slots_.size()) slots_.resize(size_t(slot) + 1);
+    slots_[size_t(slot)] = {std::move(prompt), {}};
+  }
   void push(int slot, int32_t token) { slots_.at(size_t(slot)).output.push_back(token); }
   // The token sampled last; -1 if none was.
   int32_t last(int slot) const {

@@ -63,8 +63,6 @@ inline V exp2i(V n) {
   return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n.x), _mm512_set1_epi32(127)), 23))};
 }
 inline V swap_pairs(V a) { return {_mm512_permute_ps(a.x, 0xB1)}; }
-// Whole numbers in int8's range, as bytes.
-inline void store_i8(int8_t* p, V a) { _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(a.x))); }
 
 #elif PAGODA_AVX2
 
@@ -123,11 +121,6 @@ inline __m256 exp2i_half(__m256 n) {
 }
 inline V exp2i(V n) { return {exp2i_half(n.lo), exp2i_half(n.hi)}; }
 inline V swap_pairs(V a) { return {_mm256_permute_ps(a.lo, 0xB1), _mm256_permute_ps(a.hi, 0xB1)}; }
-inline void store_i8(int8_t* p, V a) {
-  const __m256i w = _mm256_packs_epi32(_mm256_cvtps_epi32(a.lo), _mm256_cvtps_epi32(a.hi));
-  const __m256i o = _mm256_permute4x64_epi64(w, 0xD8);
-  _mm_storeu_si128((__m128i*)p, _mm_packs_epi16(_mm256_castsi256_si128(o), _mm256_extracti128_si256(o, 1)));
-}
 
 #else  // scalar: the bit oracle
 
@@ -198,9 +191,6 @@ inline V exp2i(V n) {
 inline V swap_pairs(V a) {
   return each([&](int i) { return a.x[i ^ 1]; });
 }
-inline void store_i8(int8_t* p, V a) {
-  for (int i = 0; i < 16; i++) p[i] = int8_t(int32_t(a.x[i]));
-}
 
 #endif
 
@@ -223,11 +213,11 @@ inline float reduce_max(V a) {
   return t[0];
 }
 
-// e^x, to about 1 ulp. 0 below -87.33, so that no denormal appears; x is held at 88.37 above.
+// e^x, to about 1 ulp. 0 below -87.33, so that no denormal appears; infinite above 88.37, the last of its binade.
 // x = n ln 2 + r, |r| <= ln 2 / 2; ln 2 in two parts (Cody & Waite); e^r by its Taylor polynomial of degree 7.
 inline V exp(V x) {
-  const V low = set1(-87.33f);
-  const V held = max(min(x, set1(88.37f)), low);
+  const V low = set1(-87.33f), high = set1(88.37f);
+  const V held = max(min(x, high), low);
   const V n = round(mul(held, set1(1.44269504f)));
   V r = fma(n, set1(-0.693145751953125f), held);
   r = fma(n, set1(-1.42860682e-6f), r);
@@ -239,7 +229,8 @@ inline V exp(V x) {
   p = fma(p, r, set1(0.5f));
   p = fma(p, r, set1(1.0f));
   p = fma(p, r, set1(1.0f));
-  return less(x, low, zero(), mul(p, exp2i(n)));
+  const V finite = less(x, low, zero(), mul(p, exp2i(n)));
+  return less(high, x, set1(INFINITY), finite);
 }
 
 }  // namespace pagoda::PAGODA_NS

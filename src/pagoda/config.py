@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pagoda.errors import InvalidConfig
 
 KV_FORMATS = ("f32", "f16")
-ACTIVATIONS = ("int8", "f32")
+ACTIVATIONS = ("int16", "int8", "f32")
 
 
 def _positive(name: str, value: int | float | None) -> None:
@@ -21,8 +21,11 @@ class ModelConfig:
 
     model: str = "smollm2"
     """A built-in name, a path to a .gguf file, or a Hugging Face id or directory."""
-    activations: str = "int8"
-    """What linear layers with quantised weights read: int8 in blocks of 32, or f32 (slow, to measure the loss)."""
+    activations: str = "int16"
+    """What linear layers with quantised weights read: int16 or int8 in blocks of 32, or f32 (slow, for checking).
+
+    docs/adr/0003 has what each costs in speed and in quality.
+    """
     kv_format: str = "f16"
     """How keys and values are stored: f16, or f32 (for checking)."""
     max_model_len: int | None = None

@@ -21,12 +21,12 @@ from .opening import cpu_variants, opened
 from .tiny import tiny_mixed, tiny_prompts
 from .verbs import CASES, attention
 
-INT8 = [("int8", case) for cases in CASES.values() for case in cases()]
+DEFAULT = [("int16", case) for cases in CASES.values() for case in cases()]
 MODELS = [tiny_prompts(), tiny_mixed(), tiny_prompts(4, "f32", 3)]
 ALL = [
-    *INT8,
-    *(("f32", case) for case in CASES["linear"]()),
-    *((activations, case) for case in MODELS for activations in ("int8", "f32")),
+    *DEFAULT,
+    *((activations, case) for case in CASES["linear"]() for activations in ("int8", "f32")),
+    *((activations, case) for case in MODELS for activations in ("int16", "int8", "f32")),
 ]
 CUTS: dict[str, Callable[[Step], Iterator[Ints]]] = {
     "row by row": row_by_row,

@@ -24,48 +24,53 @@ from .verbs import attention, normal, rope_table, uneven
 F32 = np.float32
 
 
-def int8_block(block: list[Any]) -> list[float]:
-    """A block of f32 as the int8 path reads it, one number at a time."""
+TOPS = {"int8": 127, "int16": 32767}
+
+
+def integer_block(block: list[Any], top: int) -> list[float]:
+    """A block of f32 as the integer paths read it, one number at a time."""
     amax = max(abs(x) for x in block)
     if amax == 0:
         return [0.0] * len(block)
-    inverse = F32(127) / amax
-    return [max(-127, min(127, round(float(F32(x * inverse))))) * float(amax / F32(127)) for x in block]
+    inverse = F32(top) / amax
+    return [round(float(F32(x * inverse))) * float(amax / F32(top)) for x in block]
 
 
 def close(got: Floats, want: Any) -> None:
     np.testing.assert_allclose(got, np.array(want), rtol=1.2e-7, atol=1e-37)
 
 
+@pytest.mark.parametrize("top", TOPS.values())
 @pytest.mark.parametrize("width", [1, 5, 31, 32, 33, 64, 100])
-def test_quantised_activations(width: int) -> None:
+def test_quantised_activations(width: int, top: int) -> None:
     x = uneven(np.random.default_rng(width), 9, width)
-    want = [[y for i in range(0, width, 32) for y in int8_block(list(row[i : i + 32]))] for row in x]
-    np.testing.assert_array_equal(quantise_rows(x), np.array(want))
+    want = [[y for i in range(0, width, 32) for y in integer_block(list(row[i : i + 32]), top)] for row in x]
+    np.testing.assert_array_equal(quantise_rows(x, top), np.array(want))
 
 
 def test_quantised_activations_round_half_to_even() -> None:
     x = np.array([[127, 0.5, 1.5, 2.5, -0.5, -1.5, -126.5, 126.5]], F32)
-    assert quantise_rows(x).tolist() == [[127, 0, 2, 2, 0, -2, -126, 126]]
+    assert quantise_rows(x, 127).tolist() == [[127, 0, 2, 2, 0, -2, -126, 126]]
 
 
 def test_quantised_activations_of_vanishing_blocks() -> None:
     """127 / 1e-38 is no f32: such a block counts as zeros, as one of zeros does."""
     x = np.array([[0.0] * 32 + [1e-38, -5e-39] * 16 + [1e-30] * 32], F32)
-    read = quantise_rows(x)
+    read = quantise_rows(x, 127)
     assert not read[:, :64].any()
     np.testing.assert_allclose(read[:, 64:], 1e-30, rtol=1e-6)
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
-@pytest.mark.parametrize("activations", ["int8", "f32"])
+@pytest.mark.parametrize("activations", ["int16", "int8", "f32"])
 def test_linear(fmt: str, activations: str) -> None:
     rng = np.random.default_rng(5)
     tensor = random_tensor(rng, fmt, (7, 64))
     x = uneven(rng, 3, 64)
     read = [list(map(float, row)) for row in x]
-    if activations == "int8" and fmt not in ("f32", "f16", "bf16"):
-        read = [int8_block(list(row[:32])) + int8_block(list(row[32:])) for row in x]
+    if activations in TOPS and fmt not in ("f32", "f16", "bf16"):
+        top = TOPS[activations]
+        read = [integer_block(list(row[:32]), top) + integer_block(list(row[32:]), top) for row in x]
     want = [[math.fsum(a * float(b) for a, b in zip(row, w, strict=True)) for w in tensor.floats()] for row in read]
     case = Case(
         "",

@@ -117,12 +117,14 @@ class Step:
     """Per KV group [B, widest]: page numbers in order; entries past a sequence's end are never read."""
     sampled: Ints
     """[S] rows whose logits are wanted, ascending."""
+    inputs: dict[str, Floats] = field(default_factory=dict)
+    """Values for `Ops.input`, by name."""
     slots: Ints = field(default_factory=lambda: np.empty(0, np.int32))
     """[B] each sequence's slot in `Slots`, if `ids` has -1: the token sampled last for the row's sequence."""
     copies: tuple[tuple[int, int, int, int], ...] = ()
     """(group, source page, target page, slots): copied before anything is computed."""
-    inputs: dict[str, Floats] = field(default_factory=dict)
-    """Values for `Ops.input`, by name."""
+    starts: tuple[tuple[int, Ints], ...] = ()
+    """(slot, prompt): sequences that take a slot, with an empty output, before anything is computed."""
 
 
 class Ops(Protocol):
@@ -137,7 +139,7 @@ class Ops(Protocol):
     ) -> Any:  # a Value for one weight, a tuple of Values for a sequence of them
         """x @ W.T for W [N, K]; several weights read the same x in one pass.
 
-        Weights in a quantised format read x as int8 in blocks of 32, unless the backend was opened with f32
+        Weights in a quantised format read x as int16 or int8 in blocks of 32, unless the backend was opened with f32
         activations. `site` names the place for adapters: `layers.3.q`.
         """
         ...
@@ -206,12 +208,8 @@ class KVStore(Protocol):
         ...
 
 
-class Slots(Protocol):
-    """Each running sequence's tokens, kept beside the sampler: penalties and `ids` of -1 look at them."""
-
-    def start(self, slot: int, prompt: Ints) -> None:
-        """A new sequence takes the slot; its output is empty. No step in flight may use the slot."""
-        ...
+Slots = Any
+"""A backend's own: each running sequence's tokens, kept beside the sampler. Penalties and `ids` of -1 look at them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,6 +299,6 @@ class Backend(Protocol):
         """Turn a function that calls verbs into a program."""
         ...
 
-    def slots(self, count: int) -> Slots:
-        """Room for the tokens of `count` sequences."""
+    def slots(self) -> Slots:
+        """Room for sequences' tokens; it grows as slots are taken."""
         ...

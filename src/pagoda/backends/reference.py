@@ -27,6 +27,8 @@ UNQUANTISED = ("f32", "f16", "bf16")
 """Weight formats that read activations as they are."""
 BLOCK = 32
 """Activations are quantised in runs of this many."""
+TOPS = {"int8": 127, "int16": 32767}
+"""The largest integer of each kind of activation."""
 _KV_TYPES = {"f32": np.float32, "f16": np.float16}
 
 
@@ -40,22 +42,21 @@ class ReferenceWeight:
     """Whether its file's format is a quantised one."""
 
 
-def quantise_rows(x: Floats) -> Doubles:
-    """x [rows, k] as the int8 path reads it: q * d for each block of 32 (the last may be shorter), d = max|x| / 127.
+def quantise_rows(x: Floats, top: int) -> Doubles:
+    """x [rows, k] as the integer paths read it: q * d for each block of 32 (the last may be shorter), d = max|x| / top.
 
-    q is x * (127 / max|x|) rounded to the nearest integer, ties to even, and clipped to -127 to 127. All of this is
-    f32 arithmetic, so that the integers equal those of native code; the product q * d is exact. A block so small
-    that 127 / max|x| overflows (zeros included) counts as zeros.
+    `top` is 127 or 32767. q is x * (top / max|x|) rounded to the nearest integer, ties to even. All of this is f32
+    arithmetic, so that the integers equal those of native code; the product q * d is exact. A block whose max|x| is
+    1e-33 or less counts as zeros.
     """
     result = np.zeros(x.shape, np.float64)
     for start in range(0, x.shape[1], BLOCK):
         block = x[:, start : start + BLOCK]
         amax = np.abs(block).max(axis=1, keepdims=True)
-        with np.errstate(divide="ignore", over="ignore"):
-            inverse = np.float32(127) / amax
-        inverse = np.where(np.isfinite(inverse), inverse, np.float32(0))
-        q = np.clip(np.rint(block * inverse), -127, 127)
-        d = amax / np.float32(127)
+        large = amax > np.float32(1e-33)
+        inverse = np.where(large, np.float32(top) / np.where(large, amax, np.float32(1)), np.float32(0))
+        q = np.rint(block * inverse)
+        d = amax / np.float32(top)
         result[:, start : start + BLOCK] = q.astype(np.float64) * d
     return result
 
@@ -136,7 +137,7 @@ class ReferenceOps:
         return weight.values[ids]
 
     def linear(self, x: Floats, weights: ReferenceWeight | Sequence[ReferenceWeight], site: str = "") -> Any:  # noqa: ARG002
-        """x @ W.T, x as int8 blocks if W is quantised and activations are int8. `site` changes nothing here."""
+        """x @ W.T, x as blocks of integers if W is quantised and activations are. `site` changes nothing here."""
         if isinstance(weights, ReferenceWeight):
             return self._product(x, weights)
         return tuple(self._product(x, weight) for weight in weights)
@@ -144,8 +145,8 @@ class ReferenceOps:
     def _product(self, x: Floats, weight: ReferenceWeight) -> Floats:
         if x.shape[1:] != weight.values.shape[1:]:
             raise ValueError(f"{weight.name} is {weight.values.shape}, its input {x.shape}")
-        as_int8 = weight.quantised and self._activations == "int8"
-        read = quantise_rows(x) if as_int8 else x.astype(np.float64)
+        top = TOPS.get(self._activations) if weight.quantised else None
+        read = quantise_rows(x, top) if top else x.astype(np.float64)
         product: Doubles = read @ weight.values.T.astype(np.float64)
         return product.astype(np.float32)
 
@@ -311,7 +312,7 @@ class ReferenceBackend:
 
     name = "reference"
 
-    def __init__(self, activations: str = "int8", threads: int | None = None) -> None:
+    def __init__(self, activations: str = "int16", threads: int | None = None) -> None:
         if activations not in ACTIVATIONS:
             raise InvalidConfig(f"activations must be one of {ACTIVATIONS}, got {activations!r}")
         if threads is not None and threads < 1:

@@ -41,12 +41,12 @@ def resolve(name: str | os.PathLike[str], *, progress: Progress | None = None, o
     text = os.fspath(name)
     if text in BUILTINS:
         return pull(BUILTINS[text], progress, offline=offline)
-    path = Path(text).expanduser()
-    if os.path.isdir(path):
+    path = Path(os.path.expanduser(text))
+    if text and os.path.isdir(path):
         raise UnsupportedModel(
             f"{text} is a directory; Hugging Face directories cannot be loaded yet: give the path of a .gguf file"
         )
-    if os.path.exists(path):
+    if text and os.path.exists(path):
         return path
     known = ", ".join(BUILTINS)
     if not text.endswith(".gguf") and re.fullmatch(r"[\w.-]+/[\w.-]+", text) and not text.startswith((".", "~")):

@@ -18,6 +18,7 @@ import sys
 import urllib.error
 import urllib.parse
 import urllib.request
+from contextlib import suppress
 from dataclasses import dataclass
 from html.parser import HTMLParser
 from http.client import HTTPException
@@ -83,11 +84,11 @@ def _pip_values() -> dict[str, str]:
     """Settings that hold for `pip download`: environment before the command's own section before the global one."""
     lines = ""
     if command := pip_command():
-        quiet = {"capture_output": True, "text": True, "timeout": 60}
-        try:
-            lines = subprocess.run([*command, "config", "list"], **quiet).stdout  # type: ignore[call-overload]
-        except (OSError, subprocess.SubprocessError):
-            lines = ""
+        with suppress(OSError, subprocess.SubprocessError):
+            asked = subprocess.run(
+                [*command, "config", "list"], capture_output=True, text=True, timeout=60, check=False
+            )
+            lines = asked.stdout
     found: dict[str, dict[str, str]] = {"global": {}, "download": {}, "env": {}}
     for section, key, value in re.findall(r"^(global|download|:env:)\.([\w-]+)=(.*)$", lines, re.MULTILINE):
         try:
@@ -191,7 +192,7 @@ def _json_links(page: bytes) -> list[tuple[str, str | None]]:
     try:
         files = json.loads(page)["files"]
         return [(str(file["url"]), file.get("hashes", {}).get("sha256")) for file in files]
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, RecursionError) as error:
         raise IndexUnavailable(f"its answer is no simple-API page ({type(error).__name__})") from error
 
 

@@ -42,7 +42,8 @@ class ModelFile:
         self.path = Path(path)
         self._descriptor = -1
         try:
-            self._descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            # O_NONBLOCK: opening a pipe that nobody writes to would wait for ever
+            self._descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             self._read_header()
         except OSError as error:
             self.close()
@@ -68,6 +69,11 @@ class ModelFile:
         self.architecture = architecture
         self.metadata = MappingProxyType(header.metadata)
         self.tensors = MappingProxyType(header.tensors)
+
+    @property
+    def name(self) -> str:
+        """The file's path, for messages."""
+        return str(self.path)
 
     def tensor(self, name: str) -> StoredTensor:
         """Read a tensor's bytes.

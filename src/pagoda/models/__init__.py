@@ -1,1 +1,95 @@
-"""The models room."""
+"""Model families, one readable file each, written against `Ops`; and which family an architecture's name means."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from pagoda.backends.ops import Model, RopeTable, StoredTensor, Weight
+from pagoda.errors import ModelFileError, UnsupportedModel
+from pagoda.models.llama import Llama, LlamaConfig
+from pagoda.models.metadata import Metadata
+from pagoda.models.rotary import frequencies
+
+FAMILIES = {"llama": (LlamaConfig, Llama)}
+"""Architecture, as a model file names it -> its configuration and its model."""
+
+
+class TensorShape(Protocol):
+    """What is known of a tensor before it is read."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Outermost first."""
+        ...
+
+
+class Source(Protocol):
+    """A model file, as far as this room looks at it."""
+
+    architecture: str
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        ...
+
+    @property
+    def metadata(self) -> Mapping[str, object]:
+        """Keys and values."""
+        ...
+
+    @property
+    def tensors(self) -> Mapping[str, TensorShape]:
+        """Shapes by name."""
+        ...
+
+    def tensor(self, name: str) -> StoredTensor:
+        """Read one."""
+        ...
+
+
+def read_config(source: Source) -> LlamaConfig:
+    """The hyperparameters, checked against the tensors that are there.
+
+    Raises:
+        UnsupportedModel: the architecture is not known.
+        ModelFileError: a key or tensor is missing, or a tensor has another shape than the keys say.
+    """
+    if source.architecture not in FAMILIES:
+        near = difflib.get_close_matches(source.architecture, FAMILIES, 1, 0.0)
+        raise UnsupportedModel(
+            f"{source.name}: architecture {source.architecture!r} is not known; the nearest that is: {near[0]!r}"
+        )
+    shapes = {name: tuple(t.shape) for name, t in source.tensors.items()}
+    config_type, _ = FAMILIES[source.architecture]
+    config = config_type.read(Metadata(source.name, source.architecture, source.metadata), shapes)
+    for name, shape in config.tensors().items():
+        if name not in shapes:
+            raise ModelFileError(f"{source.name}: tensor {name!r} of shape {shape} is missing")
+        if shapes[name] != shape:
+            raise ModelFileError(f"{source.name}: tensor {name!r} must have shape {shape}, found {shapes[name]}")
+    return config
+
+
+def build(
+    source: Source,
+    config: LlamaConfig,
+    pack: Callable[[StoredTensor], Weight],
+    rope: Callable[[list[float], int], RopeTable],
+    positions: int,
+) -> Model:
+    """Read and pack every tensor, one at a time, and put the model together.
+
+    Args:
+        source: where tensors come from.
+        config: from `read_config`.
+        pack: the backend's `weight`.
+        rope: frequencies and positions -> the backend's table, of adjacent pairs.
+        positions: how many positions will ever be used.
+    """
+    weights = {name: pack(source.tensor(name)) for name in config.tensors()}
+    table = rope(frequencies(config.rope_base, config.rope_dims), positions)
+    _, model = FAMILIES[source.architecture]
+    return model(config, weights.__getitem__, table)

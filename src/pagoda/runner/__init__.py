@@ -1,1 +1,1 @@
-"""The runner room."""
+"""The machine room: a plan becomes arrays, the arrays logits, the logits tokens."""

@@ -55,6 +55,22 @@ _DEEPSEEK3 = (
     rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_LINES}",
 )
 _DEEPSEEK_CODER = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", _DIGIT)
+# Letters that have cases, of the scripts that DeepSeek's first tokenizer names.
+_CASED = (
+    "A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-\u1f7d"
+    "\u1f80-\u1fb4\u1fb6-\u1fbc\u1fbe\u1fc2-\u1fc4\u1fc6-\u1fcc\u1fd0-\u1fd3\u1fd6-\u1fdb\u1fe0-\u1fec\u1ff2-\u1ff4\u1ff6-\u1ffc"
+    "ℂℇℊ-ℓℕℙ-ℝℤ\u2126ℨ\u212a-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿ"
+    "ﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃"
+)
+_DEEPSEEK = (
+    r"[\r\n]",
+    rf"\s?[{_CASED}]+",
+    "\\s?[!-/:-~！-／：-～‘-‟\u3000-。]+",
+    r"\s+$",
+    "[一-龥ࠀ-一가-\ud7ff]+",
+    r"\p{N}+",
+)
+_SEED_CODER = rf"(?i:{_ENDINGS})|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_LINES}"
 _BLOOM = r" ?[^(\s|.,!?…。，、।۔،)]+"
 
 _PLAIN = PreTokenizer((_GPT2,))
@@ -75,16 +91,18 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "command-r": _COHERE,
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral"), _LLAMA3_WHOLE),
     **dict.fromkeys(("midm-2.0", "lfm2"), _LLAMA3_WHOLE),
-    **dict.fromkeys(("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), _LLAMA3_WORDS),
+    **dict.fromkeys(("dbrx", "smaug-bpe"), _LLAMA3_WORDS),
+    **dict.fromkeys(("glm4", "chatglm-bpe"), PreTokenizer((_LLAMA3,), whole_words=True)),
     "qwen2": _QWEN_NFC,
     "qwen35": PreTokenizer((_QWEN35,), nfc=True),
     **dict.fromkeys(("deepseek-r1-qwen", "megrez", "kormo", "hunyuan", "grok-2"), _QWEN_PLAIN),
-    "gpt-4o": PreTokenizer((_GPT4O,)),
-    **dict.fromkeys(("llama4", "kanana2"), PreTokenizer((_GPT4O,))),
+    **dict.fromkeys(("gpt-4o", "llama4", "kanana2"), PreTokenizer((_GPT4O,), whole_words=True)),
     "tekken": PreTokenizer((_TEKKEN,), whole_words=True, add_bos=True),
     **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), PreTokenizer(_DEEPSEEK3)),
+    "deepseek-llm": PreTokenizer(_DEEPSEEK),
     "deepseek-coder": PreTokenizer(_DEEPSEEK_CODER),
     **dict.fromkeys(("bloom", "poro-chat", "gpt3-finnish"), _BLOOM_WORDS),
+    "seed-coder": PreTokenizer((_SEED_CODER,)),
     "viking": PreTokenizer((_BLOOM, _DIGIT)),
 }
 """By name; an absent name means GPT-2's own."""

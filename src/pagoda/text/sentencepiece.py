@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import lru_cache
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 
 from pagoda.errors import ModelFileError
 from pagoda.text.vocabulary import Kind, Vocabulary
@@ -62,39 +62,31 @@ class SentencePiece:
 
     def _join(self, word: str) -> tuple[int, ...]:
         """Join neighbours, best score first and of these the leftmost, until no two spell a piece."""
-        parts: list[str | None] = list(word)
-        after = list(range(1, len(word) + 1))
-        before = list(range(-1, len(word) - 1))
-        queue = [
-            entry for left in range(len(word) - 1) if (entry := self._entry(word[left : left + 2], left, left + 1))
-        ]
-        heapify(queue)
+        parts = list(word)  # a part that was joined to the one before it is empty
+        before, after = list(range(-1, len(word) - 1)), list(range(1, len(word) + 1))
+        queue: list[tuple[float, int, int, int]] = []
+        for right in range(1, len(word)):
+            self._offer(queue, parts, right - 1, right)
         while queue:
             _, left, right, size = heappop(queue)
-            first, second = parts[left], parts[right]
-            if first is None or second is None or len(first) + len(second) != size:
+            if not parts[left] or not parts[right] or len(parts[left]) + len(parts[right]) != size:
                 continue  # one of the two has been joined with another since
-            joined = first + second
-            parts[left], parts[right] = joined, None
+            parts[left] += parts[right]
+            parts[right] = ""
             beyond = after[left] = after[right]
             if beyond < len(parts):
                 before[beyond] = left
-                self._push(queue, joined, parts[beyond], left, beyond)
-            if (ahead := before[left]) >= 0:
-                self._push(queue, parts[ahead], joined, ahead, left)
-        return tuple(token_id for part in parts if part is not None for token_id in self._spell(part))
+                self._offer(queue, parts, left, beyond)
+            if before[left] >= 0:
+                self._offer(queue, parts, before[left], left)
+        return tuple(token_id for part in parts if part for token_id in self._spell(part))
 
-    def _entry(self, text: str, left: int, right: int) -> tuple[float, int, int, int] | None:
-        token_id = self._ids.get(text)
-        return None if token_id is None else (-self._scores[token_id], left, right, len(text))
-
-    def _push(
-        self, queue: list[tuple[float, int, int, int]], first: str | None, second: str | None, left: int, right: int
-    ) -> None:
-        assert None not in (first, second), "neighbours are parts that are still there"
-        entry = self._entry(first + second, left, right)
-        if entry is not None:
-            heappush(queue, entry)
+    def _offer(self, queue: list[tuple[float, int, int, int]], parts: list[str], left: int, right: int) -> None:
+        """Queue two neighbours, if together they spell a piece."""
+        joined = parts[left] + parts[right]
+        token_id = self._ids.get(joined)
+        if token_id is not None:
+            heappush(queue, (-self._scores[token_id], left, right, len(joined)))
 
     def _spell(self, part: str) -> Sequence[int]:
         token_id = self._ids.get(part)

@@ -1,7 +1,7 @@
 """Stop strings: cutting the text off where one begins, and never giving out a part of one.
 
-Knows strings only. The search is Knuth, Morris and Pratt's ("Fast pattern matching in strings", 1977): one pass over the
-text whatever it holds, and what it must remember is exactly what must be held back.
+Knows strings only. The search is Knuth, Morris and Pratt's ("Fast pattern matching in strings", 1977): one pass over
+the text whatever it holds, and what it must remember is exactly what must be held back.
 """
 
 from __future__ import annotations

@@ -5,8 +5,10 @@ apart in that string, characters of the clients' text that could be part of a co
 template runs, for private-use characters that occur nowhere else; after the string has been cut at its control tokens,
 they are exchanged back. One character stands for one character, so templates may trim, slice and measure the text.
 
-The promise: a control token in the prompt has no character of a client's text. (Messages' roles are not such text:
-they are checked against a list.) Does not know templates or token ids.
+The promise: as long as a template puts a client's text somewhere whole or trimmed, no control token in the prompt has
+a character of it. A template that cuts a text elsewhere cannot uncover a control token that was written in it. (One
+that takes characters out of its middle could make a new one.) Messages' roles are not such text: they are checked
+against a list. Does not know templates or token ids.
 """
 
 from __future__ import annotations

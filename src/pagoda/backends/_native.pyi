@@ -1,0 +1,70 @@
+"""The native module, built from native/src/bindings.cpp, which says what each of these does."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from pagoda.backends.ops import Bytes, Floats, Ints
+
+def isas() -> list[str]: ...
+def rope_angles(frequencies: npt.NDArray[np.float64], positions: int) -> tuple[Floats, Floats]: ...
+
+class Pool:
+    def __init__(self, threads: int) -> None: ...
+    @property
+    def threads(self) -> int: ...
+
+class Weight:
+    @property
+    def bytes(self) -> int: ...
+
+def pack(pool: Pool, format: str, n: int, k: int, raw: Bytes) -> Weight: ...
+
+class KVStore:
+    def __init__(self, groups: Sequence[tuple[int, int, int, int]], slots: int, format: str) -> None: ...
+    @property
+    def bytes(self) -> int: ...
+    def copy(self, group: int, source: int, target: int, slots: int) -> None: ...
+
+class Slots:
+    def __init__(self) -> None: ...
+
+class StepJob:
+    def wait(self) -> None: ...
+    @property
+    def over(self) -> bool: ...
+    @property
+    def seconds(self) -> float: ...
+    def drawn(self) -> tuple[Ints, Floats, list[list[int]], list[list[float]]]: ...
+    def outputs(self) -> dict[str, Floats]: ...
+
+class Program:
+    def __init__(
+        self,
+        isa: str,
+        instructions: Sequence[tuple[int, list[int], list[int], list[int], list[int], list[float], str]],
+        buffers: Sequence[tuple[bool, int, int]],
+        weights: Sequence[Weight],
+        vectors: Sequence[Floats],
+        ropes: Sequence[tuple[Floats, Floats, int, bool]],
+        logits: int,
+    ) -> None: ...
+
+def submit(
+    pool: Pool,
+    program: Program,
+    kv: KVStore,
+    slots: Slots | None,
+    ids: Ints,
+    positions: Ints,
+    sequences: Ints,
+    sampled: Ints,
+    sequence_slots: Ints,
+    tables: list[Ints],
+    inputs: dict[str, Floats],
+    draws: Sequence[tuple[int, int, int, int, float, float, float, float, float, float, int, int]],
+    copies: Sequence[tuple[int, int, int, int]],
+    starts: Sequence[tuple[int, Ints]],
+    outputs: bool,
+) -> StepJob: ...

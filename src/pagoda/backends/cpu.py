@@ -1,0 +1,199 @@
+"""The native CPU backend: records a model's segments once and runs them without Python.
+
+Instruction set and threads change no bit of any result (docs/arithmetic.md). `PAGODA_ISA` chooses the instruction set
+for tests; otherwise it is the best that this machine has.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from pagoda.backends import _native
+from pagoda.backends.machine import cores
+from pagoda.backends.ops import (
+    Draw,
+    Floats,
+    KVGroup,
+    KVStore,
+    Ops,
+    RopeTable,
+    Slots,
+    Step,
+    StepOutput,
+    StoredTensor,
+)
+from pagoda.backends.passes import FUSIONS, share_memory
+from pagoda.backends.recorder import NONE, NativeWeight, Op, Recorder, Recording
+from pagoda.config import ACTIVATIONS, KV_FORMATS
+from pagoda.errors import InvalidConfig, MemoryLimit, UnsupportedModel
+
+ARITHMETIC = 1
+"""Version of docs/arithmetic.md: part of the fingerprint; a change of any result's bits changes it."""
+WEIGHT_FORMATS = ("f32", "f16", "bf16", "q4_0", "q4_1", "q8_0")
+DENSE = ("f32", "f16", "bf16")
+LOGITS = "logits"
+"""The output that draws sample."""
+
+
+def isas() -> tuple[str, ...]:
+    """Instruction sets that this machine has and Pagoda was built for, best first; the last is `scalar`."""
+    return tuple(_native.isas())
+
+
+def rope_table(frequencies: Sequence[float], positions: int, *, adjacent: bool) -> RopeTable:
+    """Angles position * frequency, one frequency for each pair; computed the same on every machine."""
+    cos, sin = _native.rope_angles(np.array(frequencies, np.float64), positions)
+    return RopeTable(cos, sin, adjacent)
+
+
+class CpuPending:
+    """A step in the native queue."""
+
+    def __init__(self, job: Any) -> None:
+        self._job = job
+
+    def wait(self) -> StepOutput:
+        """Until it is done, without the GIL."""
+        self._job.wait()
+        tokens, logprobs, ids, values = self._job.drawn()
+        top = tuple(tuple(zip(i, v, strict=True)) for i, v in zip(ids, values, strict=True))
+        return StepOutput(self._job.outputs(), tuple(tokens.tolist()), tuple(logprobs.tolist()), top, self._job.seconds)
+
+
+class CpuProgram:
+    """A recording, fused and placed in memory."""
+
+    def __init__(self, pool: Any, isa: str, recording: Recording, *, fuse: bool) -> None:
+        logits = next((i.reads[0] for i in recording.instructions if i.op is Op.OUTPUT and i.text == LOGITS), NONE)
+        if fuse:
+            for fusion in FUSIONS:
+                fusion(recording)
+        at = next((n for n, i in enumerate(recording.instructions) if logits in i.reads and i.op is Op.OUTPUT), NONE)
+        buffers = share_memory(recording, keep=logits)
+        self.recording = recording
+        self._pool = pool
+        self._program = _native.Program(
+            isa,
+            [
+                (int(i.op), list(i.reads), list(i.writes), list(i.constants), list(i.whole), list(i.real), i.text)
+                for i in recording.instructions
+            ],
+            [(b.rows == "S", b.integer, b.width) for b in buffers],
+            [w.packed for w in recording.matrices],
+            [w.vector for w in recording.vectors if w.vector is not None],
+            [(t.cos.reshape(-1), t.sin.reshape(-1), t.dims, t.adjacent) for t in recording.tables],
+            recording.instructions[at].reads[0] if at != NONE else NONE,
+        )
+
+    def submit(
+        self, kv: KVStore, step: Step, slots: Slots | None = None, draws: Sequence[Draw] = (), outputs: bool = False
+    ) -> CpuPending:
+        """Queue one step; returns at once."""
+        if not isinstance(kv, _native.KVStore) or not isinstance(slots, _native.Slots | None):
+            raise TypeError("the native backend needs a KV store and slots of its own")
+        job = _native.submit(
+            self._pool,
+            self._program,
+            kv,
+            slots,
+            step.ids,
+            step.positions,
+            step.sequences,
+            step.sampled,
+            step.slots,
+            list(step.tables),
+            step.inputs,
+            [
+                (
+                    d.slot, d.seed, d.choice, d.position, d.temperature, d.top_p, d.min_p, d.repetition, d.frequency,
+                    d.presence, d.top_k, d.logprobs,
+                )
+                for d in draws
+            ],
+            list(step.copies),
+            list(step.starts),
+            outputs,
+        )  # fmt: skip
+        return CpuPending(job)
+
+    def run(self, kv: KVStore, step: Step) -> dict[str, Floats]:
+        """Run one step and wait."""
+        return self.submit(kv, step, outputs=True).wait().outputs
+
+
+class CpuBackend:
+    """Opens the native backend.
+
+    Args:
+        activations: `int16`, `int8` or `f32`: what linear layers with quantised weights read.
+        threads: worker threads; None is the cores this process may use.
+        isa: one of `isas()`; None is `PAGODA_ISA` or the best.
+        fuse: whether to fuse instructions (for tests: it changes no bit).
+    """
+
+    name = "cpu"
+
+    def __init__(
+        self, activations: str = "int16", threads: int | None = None, isa: str | None = None, fuse: bool = True
+    ) -> None:
+        if activations not in ACTIVATIONS:
+            raise InvalidConfig(f"activations must be one of {ACTIVATIONS}, got {activations!r}")
+        if threads is not None and not 1 <= threads <= 1024:
+            raise InvalidConfig(f"threads must be 1 to 1024, got {threads}")
+        chosen = isa or os.environ.get("PAGODA_ISA") or isas()[0]
+        if chosen not in isas():
+            raise InvalidConfig(f"instruction set must be one of {isas()} on this machine, got {chosen!r}")
+        self.activations = activations
+        self.isa = chosen
+        self.threads = threads or cores()
+        self.arithmetic = ARITHMETIC
+        self._fuse = fuse
+        self._pool = _native.Pool(self.threads)
+
+    def weight(self, tensor: StoredTensor) -> NativeWeight:
+        """Pack a stored tensor."""
+        form = tensor.format.name
+        if len(tensor.shape) == 1:
+            return NativeWeight(
+                tensor.name, tensor.shape, False, vector=np.ascontiguousarray(tensor.floats(), np.float32)
+            )
+        if form not in WEIGHT_FORMATS:
+            raise UnsupportedModel(
+                f"tensor {tensor.name!r} is in {form}, which the native kernels do not read; "
+                f"they read {', '.join(WEIGHT_FORMATS)}"
+            )
+        n, k = tensor.shape
+        try:
+            packed = _native.pack(self._pool, form, n, k, tensor.raw)
+        except MemoryError as error:
+            raise MemoryLimit(f"no memory to pack tensor {tensor.name!r} of {tensor.raw.nbytes} bytes") from error
+        return NativeWeight(tensor.name, tensor.shape, form not in DENSE, packed=packed)
+
+    def kv_store(self, groups: Sequence[KVGroup], pages: Sequence[int], page_size: int, kv_format: str) -> KVStore:
+        """Commit memory for `pages[g]` pages of each group.
+
+        Raises:
+            MemoryLimit: it cannot be had.
+        """
+        if kv_format not in KV_FORMATS:
+            raise InvalidConfig(f"kv_format must be one of {KV_FORMATS}, got {kv_format!r}")
+        shapes = [(g.layers, g.heads, g.head_dim, n) for g, n in zip(groups, pages, strict=True)]
+        try:
+            store: KVStore = _native.KVStore(shapes, page_size, kv_format)
+        except MemoryError as error:
+            raise MemoryLimit(f"no memory for {tuple(pages)} KV pages; ask for fewer") from error
+        return store
+
+    def slots(self) -> Slots:
+        """Room for sequences' tokens."""
+        return _native.Slots()
+
+    def program(self, build: Callable[[Ops], None]) -> CpuProgram:
+        """Record a function that calls verbs."""
+        recorder = Recorder(self.activations)
+        build(recorder)
+        return CpuProgram(self._pool, self.isa, recorder.recording, fuse=self._fuse)

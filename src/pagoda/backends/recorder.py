@@ -1,0 +1,218 @@
+"""Records what a model does with `Ops` as a flat list of instructions over numbered values.
+
+Knows the native instruction set (native/src/program.h). Does not know what any instruction computes; `passes` rewrites
+the list, `cpu` hands it to the native executor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from typing import Any, Literal
+
+from pagoda.backends.ops import Floats, KVLayer, RopeTable, Rows
+
+NONE = -1
+"""An absent operand."""
+INTEGERS = {"int8": 1, "int16": 2, "f32": 0}
+"""Activations -> bytes of a number, if quantised."""
+
+
+class Op(IntEnum):
+    """As `Op` in native/src/program.h, which says the operands of each."""
+
+    EMBED = 0
+    INPUT = 1
+    QUANTIZE = 2
+    LINEAR = 3
+    NORM = 4
+    ROPE = 5
+    STORE = 6
+    ROPE_STORE = 7
+    ATTEND = 8
+    MERGE = 9
+    ACT = 10
+    ADD = 11
+    PICK = 12
+    OUTPUT = 13
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What memory a value needs."""
+
+    rows: Rows
+    width: int
+    integer: int = 0
+    """Bytes of a number, of integers in blocks of 32; 0 is f32."""
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """One line of a recording."""
+
+    op: Op
+    reads: tuple[int, ...] = ()
+    writes: tuple[int, ...] = ()
+    constants: tuple[int, ...] = ()
+    """Numbers of weights, vectors or tables."""
+    whole: tuple[int, ...] = ()
+    real: tuple[float, ...] = ()
+    text: str = ""
+
+    def uses(self) -> tuple[int, ...]:
+        """Values read, absent ones left out."""
+        return tuple(v for v in self.reads if v != NONE)
+
+    def makes(self) -> tuple[int, ...]:
+        """Values written, absent ones left out."""
+        return tuple(v for v in self.writes if v != NONE)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NativeWeight:
+    """A packed matrix, or a vector as it is."""
+
+    name: str
+    shape: tuple[int, ...]
+    quantized: bool
+    """Whether its stored format is a quantised one."""
+    packed: Any = None
+    """`_native.Weight`, of a matrix."""
+    vector: Floats | None = None
+
+
+@dataclass(slots=True)
+class Recording:
+    """Instructions, and what they refer to by number."""
+
+    instructions: list[Instruction] = field(default_factory=list)
+    shapes: list[Shape] = field(default_factory=list)
+    matrices: list[NativeWeight] = field(default_factory=list)
+    vectors: list[NativeWeight] = field(default_factory=list)
+    tables: list[RopeTable] = field(default_factory=list)
+
+    def value(self, shape: Shape) -> int:
+        """A new value's number."""
+        self.shapes.append(shape)
+        return len(self.shapes) - 1
+
+
+def _number(known: list[Any], thing: Any) -> int:
+    for i, other in enumerate(known):
+        if other is thing:
+            return i
+    known.append(thing)
+    return len(known) - 1
+
+
+class Recorder:
+    """`Ops` that writes down instead of computing. Values are numbers."""
+
+    def __init__(self, activations: str) -> None:
+        self.recording = Recording()
+        self._integer = INTEGERS[activations]
+        self._quantized: dict[int, int] = {}
+
+    def _emit(self, op: Op, *shapes: Shape, **fields: Any) -> tuple[int, ...]:
+        made = tuple(self.recording.value(shape) for shape in shapes)
+        self.recording.instructions.append(Instruction(op, writes=made, **fields))
+        return made
+
+    def _shape(self, value: int) -> Shape:
+        return self.recording.shapes[value]
+
+    def embed(self, weight: NativeWeight) -> int:
+        """Rows `Step.ids` of weight."""
+        at = _number(self.recording.matrices, weight)
+        return self._emit(Op.EMBED, Shape("R", weight.shape[1]), constants=(at,))[0]
+
+    def linear(self, x: int, weights: NativeWeight | Sequence[NativeWeight], site: str = "") -> Any:  # noqa: ARG002
+        """x @ W.T; weights that read the same form of x share a pass. No adapters yet: `site` changes nothing."""
+        several = [weights] if isinstance(weights, NativeWeight) else list(weights)
+        for w in several:
+            if len(w.shape) != 2 or w.shape[1] != self._shape(x).width:
+                raise ValueError(f"{w.name} is {w.shape}, its input {self._shape(x).width} wide")
+        made: dict[int, int] = {}
+        for integers in (True, False):
+            chosen = [i for i, w in enumerate(several) if (w.quantized and self._integer > 0) == integers]
+            if not chosen:
+                continue
+            read = self._as_integers(x) if integers else x
+            rows = self._shape(x).rows
+            written = self._emit(
+                Op.LINEAR,
+                *(Shape(rows, several[i].shape[0]) for i in chosen),
+                reads=(read,),
+                constants=tuple(_number(self.recording.matrices, several[i]) for i in chosen),
+            )
+            made.update(zip(chosen, written, strict=True))
+        if isinstance(weights, NativeWeight):
+            return made[0]
+        return tuple(made[i] for i in range(len(several)))
+
+    def _as_integers(self, x: int) -> int:
+        if x not in self._quantized:
+            shape = replace(self._shape(x), integer=self._integer)
+            self._quantized[x] = self._emit(Op.QUANTIZE, shape, reads=(x,))[0]
+        return self._quantized[x]
+
+    def norm(self, x: int, weight: NativeWeight, eps: float) -> int:
+        """RMSNorm."""
+        if weight.shape != (self._shape(x).width,):
+            raise ValueError(f"{weight.name} is {weight.shape}, its input {self._shape(x).width} wide")
+        y = self.recording.value(self._shape(x))
+        at = _number(self.recording.vectors, weight)
+        self.recording.instructions.append(Instruction(Op.NORM, (x, NONE), (NONE, y, NONE), (at,), (), (eps,)))
+        return y
+
+    def rope(self, q: int, k: int, head_dim: int, table: RopeTable) -> tuple[int, int]:
+        """Rotary embedding of q and k."""
+        at = _number(self.recording.tables, table)
+        turned = self._emit(Op.ROPE, self._shape(q), self._shape(k), reads=(q, k), constants=(at,), whole=(head_dim,))
+        return turned[0], turned[1]
+
+    def attend(self, q: int, k: int, v: int, kv: KVLayer) -> int:
+        """Store, then attend, then merge what attention split over several spans of keys."""
+        width = self._shape(q).width
+        if self._shape(k).width != kv.heads * kv.head_dim or self._shape(v).width != kv.heads * kv.head_dim:
+            raise ValueError(f"{kv} cannot take keys {self._shape(k).width} and values {self._shape(v).width} wide")
+        if width % (kv.heads * kv.head_dim):
+            raise ValueError(f"{kv} cannot take queries {width} wide")
+        place = (kv.group, kv.layer)
+        self._emit(Op.STORE, reads=(k, v), whole=place)
+        y = self._emit(Op.ATTEND, Shape("R", width), reads=(q,), whole=place, real=(kv.scale,))[0]
+        # Reads what it writes: the rows that were not split stay.
+        self.recording.instructions.append(Instruction(Op.MERGE, (y,), (y,), (), place))
+        return y
+
+    def act(self, gate: int, up: int, kind: Literal["silu"]) -> int:
+        """silu(gate) * up."""
+        if kind != "silu":
+            raise ValueError(f"act knows silu, got {kind!r}")
+        self._same(gate, up)
+        y = self.recording.value(self._shape(gate))
+        self.recording.instructions.append(Instruction(Op.ACT, (gate, up), (y, NONE)))
+        return y
+
+    def add(self, x: int, y: int) -> int:
+        """x + y."""
+        self._same(x, y)
+        return self._emit(Op.ADD, self._shape(x), reads=(x, y))[0]
+
+    def pick(self, x: int) -> int:
+        """Rows `Step.sampled` of x."""
+        return self._emit(Op.PICK, Shape("S", self._shape(x).width), reads=(x,))[0]
+
+    def input(self, name: str, width: int, rows: Rows = "R") -> int:
+        """`Step.inputs[name]`."""
+        return self._emit(Op.INPUT, Shape(rows, width), text=name)[0]
+
+    def output(self, name: str, x: int) -> None:
+        """Hand x out of the step."""
+        self._emit(Op.OUTPUT, reads=(x,), text=name)
+
+    def _same(self, x: int, y: int) -> None:
+        if self._shape(x) != self._shape(y):
+            raise ValueError(f"shapes must be equal, got {self._shape(x)} and {self._shape(y)}")

@@ -1,0 +1,47 @@
+"""A progress bar for downloads, on stderr, for every command that may have to fetch a model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from rich.progress import Progress as Bars
+
+
+class DownloadBar:
+    """A `catalog.Progress` that appears with the first news: a model that is here costs no line and no import.
+
+    with DownloadBar("smollm2") as bar:
+        resolve("smollm2", progress=bar)
+    """
+
+    def __init__(self, label: str) -> None:
+        self._label = label
+        self._bars: Bars | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bars is not None:
+            self._bars.stop()
+
+    def __call__(self, done: int, total: int) -> None:
+        """`done` of `total` bytes are here."""
+        if self._bars is None:
+            self._bars = _bars()
+            self._bars.add_task(self._label, total=total)
+            self._bars.start()
+        self._bars.update(self._bars.task_ids[0], completed=done)
+
+
+def _bars() -> Bars:
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    return Progress(TextColumn("fetching {task.description}"), *columns, console=Console(stderr=True))
