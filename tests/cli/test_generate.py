@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from pagoda.catalog import BUILTINS
+
 
 def test_streams_the_answer(invoke: Callable[..., Any]) -> None:
     result = invoke("generate", "héllo")
@@ -107,15 +109,21 @@ def test_help_is_light() -> None:
     )
     done = run("-c", script)
     assert done.stdout.splitlines()[-1] == "HEAVY []"
-    for command in ("generate", "chat", "serve"):
+    for command in ("generate", "chat", "serve", "pull"):
         assert command in done.stdout
 
 
-@pytest.mark.parametrize("command", ["generate", "chat", "serve"])
+@pytest.mark.parametrize("command", ["generate", "chat", "serve", "pull"])
 def test_help_teaches_by_example(invoke: Callable[..., Any], command: str) -> None:
     result = invoke(command, "--help")
     assert result.exit_code == 0
     assert f"Example: pagoda {command}" in " ".join(result.stdout.split())
+
+
+def test_help_of_pull_names_the_built_in_models(invoke: Callable[..., Any]) -> None:
+    text = " ".join(invoke("pull", "--help").stdout.split())
+    for name in BUILTINS:
+        assert name in text
 
 
 def test_ctrl_c(spawn: Callable[..., subprocess.Popen[str]]) -> None:

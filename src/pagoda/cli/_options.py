@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pagoda.cli._progress import DownloadBar
 from pagoda.config import MachineConfig, ModelConfig, SchedulerConfig
 
 if TYPE_CHECKING:
-    from pagoda.catalog import Progress
     from pagoda.llm import LLM
 
 MODEL = ModelConfig()
@@ -85,38 +85,11 @@ KvMemory = Annotated[
 
 
 @contextmanager
-def download_bar() -> Generator[Progress, None, None]:
-    """A progress bar on stderr, which appears when a download begins."""
-    bar: list[Any] = []
-
-    def show(done: int, total: int) -> None:
-        if not bar:
-            bar.extend(_start_bar(total))
-        bar[0].update(bar[1], completed=done, total=total)
-
-    try:
-        yield show
-    finally:
-        if bar:
-            bar[0].stop()
-
-
-def _start_bar(total: int) -> tuple[Any, Any]:
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-
-    columns = (TextColumn("fetching"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    progress = Progress(*columns, console=Console(stderr=True))
-    progress.start()
-    return progress, progress.add_task("fetching", total=total)
-
-
-@contextmanager
 def open_llm(model: str, **options: Any) -> Generator[LLM, None, None]:
     """The model, fetched with a progress bar if need be, and closed in the end."""
     from pagoda.llm import LLM
 
-    with download_bar() as progress:
+    with DownloadBar(model) as progress:
         llm = LLM(model, progress=progress, **options)
     with llm:
         yield llm

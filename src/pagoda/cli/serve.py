@@ -20,8 +20,8 @@ from pagoda.cli._options import (
     ModelArgument,
     PageSize,
     Threads,
-    download_bar,
 )
+from pagoda.cli._progress import DownloadBar
 from pagoda.config import ServerConfig
 
 _SERVER = ServerConfig()
@@ -76,7 +76,7 @@ def serve(
     )
     observer = PrometheusObserver()
     with bind(config) as sock:
-        with download_bar() as progress:
+        with DownloadBar(model) as progress:
             opened = open_engine(wanted, observer, progress)
         name = served_model_name or opened.name
         observer.serving(name, opened.engine.capacity)
