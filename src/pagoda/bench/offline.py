@@ -74,7 +74,9 @@ class OfflineBench:
         most: most sequences at once.
     """
 
-    def __init__(self, model: str, *, threads: int | None = None, longest: int = 1024, most: int = max(BATCHES)) -> None:
+    def __init__(
+        self, model: str, *, threads: int | None = None, longest: int = 1024, most: int = max(BATCHES)
+    ) -> None:
         self._clock = StepClock()
         self._random = random.Random(0)
         self._serial = 0
