@@ -1,7 +1,7 @@
 """Offline speed through the whole engine, without HTTP: prefill, batched decode, load, first token, memory.
 
-What limits each: prefill does about two operations for each weight and token, so it is bound by arithmetic; decoding one
-sequence reads every weight for each token, so it is bound by memory bandwidth; a batch shares that reading, until
+What limits each: prefill does about two operations for each weight and token, so it is bound by arithmetic; decoding
+one sequence reads every weight for each token, so it is bound by memory bandwidth; a batch shares that reading, until
 arithmetic binds again. On a shared machine only the best of many repeats says what the code can do.
 """
 
