@@ -15,9 +15,9 @@ import argparse
 import json
 import re
 import sys
-from importlib.metadata import version
 from typing import Any
 
+import pagoda
 from pagoda.bench.offline import OfflineBench
 
 
@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("--longest", type=int, default=1280, help="most tokens of a sequence in any cell")
     args = parser.parse_args()
     bench = OfflineBench(args.model, threads=args.threads, longest=args.longest)
-    print(json.dumps({"ready": {"pagoda": version("pagoda")}}), flush=True)
+    print(json.dumps({"ready": {"pagoda": pagoda.__version__}}), flush=True)
     for line in sys.stdin:
         try:
             result = answer(bench, json.loads(line))
