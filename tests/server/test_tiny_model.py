@@ -20,7 +20,7 @@ from server.test_disconnects import soon
 from server.test_metrics import values
 from tiny import tiny_model
 
-OPTIONS: Any = {"threads": 2, "page_size": 8, "max_num_seqs": 16, "chunk": 48, "kv_memory": 2**20}
+OPTIONS: Any = {"threads": 2, "page_size": 8, "max_num_seqs": 16, "chunk": 48, "kv_memory": 2**17}
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +87,7 @@ def test_thirty_two_at_once_are_as_one_at_a_time(server: Running) -> None:
     alone = [ask(number) for number in range(32)]
     with ThreadPoolExecutor(32) as pool:
         assert list(pool.map(ask, range(32))) == alone
+    assert values(server.app.state.observer)["pagoda_preemptions_total"] > 0
 
 
 def test_logprobs(server: Running) -> None:
