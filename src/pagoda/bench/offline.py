@@ -1,7 +1,7 @@
 """Offline speed through the whole engine, without HTTP: prefill, batched decode, load, first token, memory.
 
-What limits each: prefill does about two operations for each weight and token, so it is bound by arithmetic; decoding one
-sequence reads every weight for each token, so it is bound by memory bandwidth; a batch shares that reading, until
+What limits each: prefill does about two operations for each weight and token, so it is bound by arithmetic; decoding
+one sequence reads every weight for each token, so it is bound by memory bandwidth; a batch shares that reading, until
 arithmetic binds again. On a shared machine only the best of many repeats says what the code can do.
 """
 
@@ -74,7 +74,9 @@ class OfflineBench:
         most: most sequences at once.
     """
 
-    def __init__(self, model: str, *, threads: int | None = None, longest: int = 1024, most: int = max(BATCHES)) -> None:
+    def __init__(
+        self, model: str, *, threads: int | None = None, longest: int = 1024, most: int = max(BATCHES)
+    ) -> None:
         self._clock = StepClock()
         self._random = random.Random(0)
         self._serial = 0
