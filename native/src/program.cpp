@@ -142,6 +142,7 @@ std::vector<int> StepJob::stages() {
     if (step_.ids[r] < 0) {
       step_.ids[r] = slots_->last(step_.slots[size_t(step_.sequences[r])]);
       require(step_.ids[r] >= 0, "a row waits for a token that no step has sampled");
+      require(!program_->vocabulary_ || step_.ids[r] < program_->vocabulary_, "a sampled token is not in the model's vocabulary");
     }
   for (size_t b = 0; b < program_->shapes_.size(); b++) program_->buffers_[b].reserve(program_->shapes_[b], size_t(std::max(rows(int(b)), 1)));
   plan_attention();
