@@ -23,8 +23,10 @@ inline void quantize_as(const float* x, int k, const Quantized& to) {
     // Below this the quotient may be infinite: such a block is all zeros.
     const float inverse = largest > 1e-33f ? top / largest : 0.0f;
     alignas(64) float r[kBlock];
-    store(r, round(mul(lo, set1(inverse))));
-    store(r + kLanes, round(mul(hi, set1(inverse))));
+    // No number is past top, so this holds only what is none: it becomes -top on every machine.
+    const auto held = [&](V n) { return min(max(n, set1(-top)), set1(top)); };
+    store(r, held(round(mul(lo, set1(inverse)))));
+    store(r + kLanes, held(round(mul(hi, set1(inverse)))));
     int32_t sum = 0;
     for (int i = 0; i < kBlock; i++) {
       const auto n = int32_t(r[i]);
