@@ -70,8 +70,8 @@ std::shared_ptr<StepJob> Program::job(std::shared_ptr<Program> self, std::shared
   require(rows > 0, "a step needs at least one row");
   require(step.ids.size() == rows && step.sequences.size() == rows, "ids, positions and sequences must be of one length");
   require(int(step.tables.size()) == kv->groups(), "a page table is needed for each KV group");
+  require(step.sequences.back() >= 0 && step.sequences.back() < 1 << 20, "sequences are numbered from 0");
   const int batch = step.sequences.back() + 1;
-  require(batch > 0 && batch <= 1 << 20, "sequences are numbered from 0");
   require(step.slots.empty() || int(step.slots.size()) == batch, "one slot is needed for each sequence");
   for (size_t r = 0; r < rows; r++) {
     require(step.ids[r] >= (step.slots.empty() ? 0 : -1) && (!vocabulary_ || step.ids[r] < vocabulary_), "a token id is out of range");
