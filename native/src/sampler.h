@@ -1,6 +1,7 @@
 // From logits to tokens. What is computed, and in which order, is said in src/pagoda/backends/sampling.py, its reference.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <vector>
 
@@ -51,6 +52,9 @@ class Slots {
 
 // Sample one row; overwrites its logits.
 DrawResult draw(const Kernels& kernels, float* logits, int vocabulary, const DrawRow& row, const Slots& slots);
+
+// Philox4x32-10 (Salmon, Moraes, Dror & Shaw 2011): four random words of a counter under a key of two words.
+std::array<uint32_t, 4> philox(std::array<uint32_t, 4> counter, uint32_t k0, uint32_t k1);
 
 // log(x) for x > 0, with no help from the C library: the same bits on every machine.
 double log_exact(double x);
