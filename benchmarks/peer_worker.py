@@ -2,11 +2,12 @@
 
     python benchmarks/peer_worker.py MODEL [--threads N] [--longest TOKENS]
 
-Prints {"ready": {versions}} once. Then, for each line {"cell": "decode16", "batches": [1, 8]}, one JSON line of seconds
-per token by name: {"decode16b1": 0.004, "decode16b8": 0.001}; for {"cell": "prefill512"}, {"prefill512": ...}. On a
-failure, {"error": text}. `prefillN` is a fresh prompt of N random tokens to its first token; `decodeCbB` is B sequences,
-each with C tokens of its own, one greedy token each in step, as the best mean of four consecutive steps. Everything goes
-through the engine: its scheduler, sampler and detokenizer are in the figures.
+Prints {"ready": {versions}} once. Then, for each line {"cell": "decode16", "batches": [1, 8]}, one JSON line of
+seconds per token by name: {"decode16b1": 0.004, "decode16b8": 0.001}; for {"cell": "prefill512"},
+{"prefill512": ...}. On a failure, {"error": text}. `prefillN` is a fresh prompt of N random tokens to its first
+token; `decodeCbB` is B sequences, each with C tokens of its own, one greedy token each in step, as the best
+mean of four consecutive steps. Everything goes through the engine: its scheduler, sampler and detokenizer are
+in the figures.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ import argparse
 import json
 import re
 import sys
-from importlib.metadata import version
 from typing import Any
 
+import pagoda
 from pagoda.bench.offline import OfflineBench
 
 
@@ -39,7 +40,7 @@ def main() -> None:
     parser.add_argument("--longest", type=int, default=1280, help="most tokens of a sequence in any cell")
     args = parser.parse_args()
     bench = OfflineBench(args.model, threads=args.threads, longest=args.longest)
-    print(json.dumps({"ready": {"pagoda": version("pagoda")}}), flush=True)
+    print(json.dumps({"ready": {"pagoda": pagoda.__version__}}), flush=True)
     for line in sys.stdin:
         try:
             result = answer(bench, json.loads(line))

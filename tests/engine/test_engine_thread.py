@@ -287,6 +287,23 @@ def test_close_drains_and_then_ends_the_rest(engines):
     assert not runner.flights, "nothing is left half done with the runner"
 
 
+def test_a_closing_engine_takes_no_more_and_finishes_what_it_has(engines):
+    runner = GatedRunner(CAPACITY)
+    engine = engines(runner)
+    recorder = Recorder()
+    engine.submit(request(CAPACITY, max_tokens=5, ignore_eos=True), recorder)
+    closing = threading.Thread(target=engine.close, args=(20,))
+    closing.start()
+    while engine.health().alive:
+        time.sleep(0.01)
+    with pytest.raises(EngineDied, match="closed"):
+        engine.submit(request(CAPACITY, request_id="late"), recorder)
+    runner.gate.set()
+    closing.join(20)
+    assert recorder.finals()[0].finish is FinishReason.LENGTH
+    assert len(recorder.events) == 5
+
+
 def test_an_engine_that_was_not_started_is_not_alive():
     engine = Engine(FakeRunner(CAPACITY), FakeTokenizer())
     assert engine.health().reason == "the engine was not started"

@@ -199,10 +199,26 @@ def test_nobody_is_admitted_while_a_prompt_is_short_of_pages():
     """
     asks = [Ask((1, i), 60, seed=i, ignore_eos=True) for i in range(4)]
     asks += [Ask(tuple([3] * 90), 2, at=2, ignore_eos=True), Ask((4,), 2, at=3, ignore_eos=True)]
-    traffic = Traffic(asks, pages=(115,), page_size=1, chunk=34, max_num_seqs=8, max_model_len=128)
+    traffic = Traffic(asks, pages=(111,), page_size=1, chunk=34, max_num_seqs=8, max_model_len=128)
     traffic.play()
     traffic.compare()
     assert traffic.short > 0
+
+
+def test_a_newcomer_waits_for_pages_that_who_runs_will_want_next():
+    asks = [Ask((1, 2, 3, 4), 4, ignore_eos=True), Ask((5, 6, 7), 2, ignore_eos=True)]
+    traffic = Traffic(asks, pages=(2,), page_size=4)
+    traffic.play()
+    traffic.compare()
+    assert traffic.observer.preemptions == 0
+    assert all(len(plan.chunks) == 1 for plan in traffic.runner.plans)
+
+
+def test_a_choice_needs_no_pages_for_what_it_shares():
+    traffic = Traffic([Ask((1,) * 9, 3, n=2, ignore_eos=True)], pages=(6,), page_size=4, chunk=16)
+    traffic.play()
+    traffic.compare()
+    assert traffic.runner.rows == 8 + 2 * 3
 
 
 def test_a_preempted_choice_recomputes_alone_or_from_a_sibling():
