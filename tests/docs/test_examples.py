@@ -19,11 +19,10 @@ from .pages import PAGES, blocks
 
 PYTHON = [pytest.param(b, id=f"{p.name}-{i}") for p in PAGES for i, b in enumerate(blocks(p.read_text(), "python"))]
 CURL = [
-    pytest.param(block, id=f"{page.name}-{index}")
+    pytest.param(command, id=f"{page.name}-{index}")
     for page in PAGES
-    for index, block in enumerate(
-        re.findall(r"^curl .*?(?:^\}'|(?<!\{)$)", "".join(blocks(page.read_text(), "sh")), re.M | re.S)
-    )
+    for index, command in enumerate(re.split(r"^(?=curl )", "".join(blocks(page.read_text(), "sh")), flags=re.M))
+    if command.startswith("curl ")
 ]
 ADDRESS = "http://127.0.0.1:8000"
 
