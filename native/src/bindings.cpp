@@ -1,4 +1,5 @@
 // What Python sees of the native part (pagoda.backends._native). Arrays are checked here; nothing holds the GIL while it waits.
+// What jobs hold is made as a shared_ptr (nb::new_), so that a worker that drops the last one needs no GIL.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/map.h>
@@ -129,20 +130,20 @@ NB_MODULE(_native, m) {
 
   nb::class_<KVStore>(m, "KVStore")
       .def(
-          "__init__",
-          [](KVStore* self, const std::vector<std::tuple<int, int, int, int64_t>>& groups, int slots, const std::string& format) {
+          nb::new_([](const std::vector<std::tuple<int, int, int, int64_t>>& groups, int slots, const std::string& format) {
             std::vector<GroupShape> shapes;
             for (const auto& [layers, heads, dim, pages] : groups) {
               if (pages > INT32_MAX) throw std::bad_alloc();
               shapes.push_back({layers, heads, dim, int(pages)});
             }
-            new (self) KVStore(std::move(shapes), slots, format == "f16" ? KVFormat::F16 : KVFormat::F32);
-          },
+            nb::gil_scoped_release release;
+            return std::make_shared<KVStore>(std::move(shapes), slots, format == "f16" ? KVFormat::F16 : KVFormat::F32);
+          }),
           "groups"_a, "slots"_a, "format"_a)
       .def_prop_ro("bytes", &KVStore::bytes)
       .def("copy", &KVStore::copy, "group"_a, "source"_a, "target"_a, "slots"_a);
 
-  nb::class_<Slots>(m, "Slots").def(nb::init<>());
+  nb::class_<Slots>(m, "Slots").def(nb::new_([] { return std::make_shared<Slots>(); }));
 
   nb::class_<StepJob>(m, "StepJob")
       .def("wait", &StepJob::wait, nb::call_guard<nb::gil_scoped_release>())
@@ -155,8 +156,7 @@ NB_MODULE(_native, m) {
       std::tuple<int, std::vector<int>, std::vector<int>, std::vector<int>, std::vector<int>, std::vector<float>, std::string>;
   nb::class_<Program>(m, "Program")
       .def(
-          "__init__",
-          [](Program* self, const std::string& isa, const std::vector<InstructionTuple>& instructions,
+          nb::new_([](const std::string& isa, const std::vector<InstructionTuple>& instructions,
              const std::vector<std::tuple<bool, int, int>>& buffers, std::vector<std::shared_ptr<Weight>> weights,
              const std::vector<Floats>& vectors, const std::vector<std::tuple<Floats, Floats, int, bool>>& ropes, int logits) {
             std::vector<Instruction> list;
@@ -167,8 +167,9 @@ NB_MODULE(_native, m) {
             for (const auto& x : vectors) v.push_back(copied(x));
             std::vector<RopeAngles> r;
             for (const auto& [cos, sin, dims, adjacent] : ropes) r.push_back({copied(cos), copied(sin), dims, adjacent});
-            new (self) Program(kernels_for(isa), std::move(list), std::move(shapes), std::move(weights), std::move(v), std::move(r), logits);
-          },
+            return std::make_shared<Program>(kernels_for(isa), std::move(list), std::move(shapes), std::move(weights), std::move(v), std::move(r),
+                                             logits);
+          }),
           "isa"_a, "instructions"_a, "buffers"_a, "weights"_a, "vectors"_a, "ropes"_a, "logits"_a);
 
   m.def(

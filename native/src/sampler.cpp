@@ -41,6 +41,7 @@ class Noise {
   std::array<uint32_t, 4> words_{};
 };
 
+constexpr float kGreedyBelow = 1e-5f;  // under it z might not be finite
 constexpr double kMostNoise = 22.9;  // the greatest gumbel: u = 1 - 2^-33
 
 // The best of z + gumbel, ties to the lower id; candidates in any order. `fallback` wins if no z is a number.
@@ -151,7 +152,7 @@ std::vector<Candidate> candidates(const Kernels& kernels, const float* z, int n,
 }
 
 int32_t choose(const Kernels& kernels, float* z, int n, const DrawRow& row) {
-  if (row.temperature == 0.0f) return kernels.argmax(z, n);
+  if (row.temperature < kGreedyBelow) return kernels.argmax(z, n);
   if (row.temperature != 1.0f)
     for (int i = 0; i < n; i++) z[i] = z[i] / row.temperature;
   const int32_t likeliest = kernels.argmax(z, n);

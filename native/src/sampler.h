@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "kernels.h"
@@ -27,7 +28,7 @@ struct DrawResult {
 
 // The tokens of each sequence, kept beside the sampler so that a step can be planned before the one in flight has ended.
 // Touched by the pool's leading thread only, or by tiles that it waits for.
-class Slots {
+class Slots : public std::enable_shared_from_this<Slots> {
  public:
   // A new sequence takes the slot; grows to hold it.
   void start(int slot, std::vector<int32_t> prompt) {

@@ -12,6 +12,7 @@
     │   ├── UnsupportedModel       sound, but of a kind not known
     │   └── DownloadError          absent and not to be had
     ├── MemoryLimit                the machine is too small          503
+    ├── Overloaded                 too many requests under way       503
     └── EngineDied                 the engine stopped                503
 
 A message says what happened, the value found, and the way out.
@@ -70,6 +71,10 @@ class DownloadError(ModelError):
 
 class MemoryLimit(PagodaError):
     """The machine's (or the cgroup's) memory does not hold what was asked for."""
+
+
+class Overloaded(PagodaError):
+    """Too many requests are under way to take one more: try again later."""
 
 
 class EngineDied(PagodaError):

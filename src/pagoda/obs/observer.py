@@ -1,4 +1,8 @@
-"""What the engine tells whoever watches. Called on the engine thread: implementations are quick and never raise."""
+"""What the engine tells whoever watches. Implementations are quick and never raise.
+
+Called on the engine's thread, but for `refused`, which comes on the thread of whoever asked, and the last `emitted` of
+requests that `close` or the watchdog ends, which come on theirs.
+"""
 
 from __future__ import annotations
 

@@ -1,0 +1,43 @@
+"""`Outline`: a plan being filled. Lengths of its sequences move only when it is closed."""
+
+from __future__ import annotations
+
+from pagoda.cache.kv import Extension, Tables
+from pagoda.engine.request import Sequence
+from pagoda.plan import Chunk, PageCopy, SequenceStart, StepPlan
+
+
+class Outline:
+    """The chunks placed so far, and what is left of the step."""
+
+    __slots__ = ("chunks", "copies", "placed", "rows", "short", "starts")
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+        """Rows left."""
+        self.short = False
+        """Whether pages ran out."""
+        self.chunks: list[Chunk] = []
+        self.placed: dict[int, Sequence] = {}
+        """Sequences with a chunk in this step: they cannot lose their pages now."""
+        self.starts: list[SequenceStart] = []
+        self.copies: list[PageCopy] = []
+
+    def add(self, sequence: Sequence, size: int, extension: Extension, pages: Tables) -> None:
+        """Place the next `size` tokens of a sequence, whose pages cover them."""
+        start, end = sequence.computed, sequence.computed + size
+        tokens = sequence.tokens(start, end)
+        self.chunks.append(Chunk(sequence.id, start, tokens, pages, end == sequence.known))
+        self.placed[sequence.id] = sequence
+        self.rows -= size
+        self.copies.extend(extension.copies)
+        if not sequence.started:
+            sequence.started = True
+            self.starts.append(sequence.start())
+
+    def close(self, number: int, ends: tuple[int, ...]) -> StepPlan:
+        """The plan; from here on its tokens count as computed, and the ones it samples as known."""
+        for chunk, sequence in zip(self.chunks, self.placed.values(), strict=True):
+            sequence.computed = chunk.end
+            sequence.pending += chunk.samples
+        return StepPlan(number, tuple(self.chunks), tuple(self.starts), tuple(self.copies), ends)

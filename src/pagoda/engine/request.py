@@ -1,0 +1,123 @@
+"""`Sequence` and `RequestState`: what the engine keeps of a request under way.
+
+Lengths, in tokens from the first of the prompt: `cached <= computed <= known <= limit`. Knows no pages and no text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from pagoda.plan import LAST, SequenceStart
+from pagoda.types import GenerateRequest, TokenEvent
+
+if TYPE_CHECKING:
+    from pagoda.engine.output import OutputText
+
+Sink = Callable[[TokenEvent], None]
+"""Takes events on the engine's thread: quick, and never waits."""
+Wake = Callable[[], None]
+"""Called once after the events of a step have gone to their sinks."""
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One line of tokens: a request's prompt and one choice's output."""
+
+    id: int
+    """Unique for the engine's lifetime, and ascending in order of arrival: the lower, the older, the more urgent."""
+    state: RequestState
+    prompt: tuple[int, ...]
+    choice: int
+    limit: int
+    """Most tokens it may come to: prompt and max_tokens."""
+    output: list[int] = field(default_factory=list)
+    """Tokens generated whose values have arrived."""
+    pending: int = 0
+    """Tokens that plans in flight will produce."""
+    computed: int = 0
+    """Tokens whose KV is computed once the plans handed over have run."""
+    cached: int = 0
+    """Tokens whose KV was found in the cache when it was last admitted."""
+    found: int = 0
+    """`cached` at its first admission, which is what the client is told."""
+    holds_pages: bool = False
+    started: bool = False
+    """Whether the runner has met it."""
+    preemptions: int = 0
+    text: OutputText | None = None
+    """From its first token on."""
+    planned_at: float | None = None
+    first_token_at: float | None = None
+    last_token_at: float | None = None
+
+    @property
+    def values(self) -> int:
+        """Tokens whose values have arrived."""
+        return len(self.prompt) + len(self.output)
+
+    @property
+    def known(self) -> int:
+        """Tokens that exist, in flight or here."""
+        return len(self.prompt) + len(self.output) + self.pending
+
+    @property
+    def fork_point(self) -> int:
+        """Where the choices of one request part: all but the prompt's last token, whose logits each samples anew."""
+        return len(self.prompt) - 1
+
+    def due(self) -> int:
+        """How many tokens can be computed now. 0: its last is in flight, or it must wait for values in flight."""
+        values = len(self.prompt) + len(self.output)
+        known = values + self.pending
+        if known >= self.limit:
+            return 0
+        if self.computed < values:
+            return values - self.computed
+        return 1 if self.computed == known - 1 else 0
+
+    def tokens(self, start: int, end: int) -> tuple[int, ...]:
+        """Tokens `start` to `end` - 1; (LAST,) for the one in flight."""
+        cut = len(self.prompt)
+        if start < cut:
+            return self.prompt[start:end] + tuple(self.output[: max(end - cut, 0)])
+        return tuple(self.output[start - cut : end - cut]) or (LAST,)
+
+    def start(self) -> SequenceStart:
+        """How it is made known to the runner."""
+        return SequenceStart(self.id, self.prompt, self.state.request.params, self.choice)
+
+    def check(self) -> None:
+        """Assert the order of the lengths, and that no more is in flight than was planned."""
+        assert 0 <= self.cached <= self.computed <= self.known <= self.limit, f"lengths of {self}"
+        assert self.holds_pages or self.computed == 0, f"computed without pages: {self}"
+        assert self.pending >= 0, f"more tokens than planned: {self}"
+
+
+class RequestState:
+    """A request under way: its sequences, and where their events go."""
+
+    __slots__ = ("request", "sequences", "sink", "stop_ids", "unfinished", "wake")
+
+    def __init__(
+        self,
+        request: GenerateRequest,
+        sink: Sink,
+        ids: Iterator[int],
+        wake: Wake | None = None,
+        stop_ids: frozenset[int] = frozenset(),
+        max_model_len: int | None = None,
+    ) -> None:
+        params = request.params
+        assert params.max_tokens is not None, "max_tokens is resolved by admission.validate"
+        limit = len(request.prompt) + params.max_tokens
+        if max_model_len is not None:
+            limit = min(limit, max_model_len)
+        self.request = request
+        self.sink = sink
+        self.wake = wake
+        self.stop_ids = stop_ids.union(params.stop_token_ids)
+        self.sequences = [Sequence(next(ids), self, request.prompt, choice, limit) for choice in range(params.n)]
+        self.unfinished = set(range(params.n))
+        """Choices whose last event has not been sent."""

@@ -1,0 +1,120 @@
+"""`Scheduler`: what the next step computes. One rule: `computed` catches up with `known`; oldest sequences first.
+
+Knows lengths and page counts; no text, no time, no threads. Counts are all it needs, so it plans on while the tokens
+themselves are still in flight. Iteration-level scheduling after Yu et al. 2022, "Orca"; prompts in chunks between
+others' tokens after Agrawal et al. 2024, "Sarathi-Serve".
+"""
+
+from __future__ import annotations
+
+from pagoda.cache import Extension, KVCache
+from pagoda.config import SchedulerConfig
+from pagoda.engine.outline import Outline
+from pagoda.engine.request import Sequence
+from pagoda.engine.roster import Roster
+from pagoda.obs.observer import Observer
+from pagoda.plan import StepPlan
+
+
+class Scheduler:
+    """Makes plans of a roster's sequences.
+
+    Only a younger sequence loses its pages to an older one, and the oldest can have them all: so it always gets on.
+    What could never fit was refused before (`admission`): so every sequence becomes the oldest, or ends earlier.
+    """
+
+    def __init__(self, config: SchedulerConfig, roster: Roster, cache: KVCache, observer: Observer) -> None:
+        self._roster = roster
+        self._cache = cache
+        self._observer = observer
+        self._rows = config.chunk
+        self._slots = config.max_num_seqs
+        self._steps = 0
+        self._outline = Outline(0)
+        self._gates = (self._nobody_short, self._slot_free, self._rows_free, self._prompt_ready, self._pages_free)
+        self._limiters = (self._rows_left, self._up_to_fork)
+
+    def schedule(self) -> StepPlan | None:
+        """The next step, or None if nothing can be computed before a plan in flight is finished."""
+        running, waiting = self._roster.running, self._roster.waiting
+        self._outline = outline = Outline(self._rows)
+        index = 0
+        while index < len(running):  # preemption shortens the list at its end
+            self._place(running[index])
+            index += 1
+        while waiting and all(gate(waiting.head()) for gate in self._gates):
+            head = waiting.head()
+            self._roster.admit(head)
+            self._place(head)
+        if not outline.chunks:
+            return None
+        self._steps += 1
+        return outline.close(self._steps, self._roster.ends())
+
+    def commit(self, plan: StepPlan) -> None:
+        """A plan is finished and its tokens have arrived: whole pages of verified tokens may be shared."""
+        page_size = self._cache.page_size
+        for chunk in plan.chunks:
+            sequence = self._roster.live.get(chunk.sequence)
+            if sequence is not None and sequence.holds_pages:
+                verified = min(sequence.computed, sequence.values) // page_size * page_size
+                before = self._cache.committed(sequence.id)
+                if before < verified:
+                    self._cache.commit(sequence.id, sequence.tokens(before, verified))
+
+    # A chunk: as much as is due, as every limiter allows, and as there are pages for.
+
+    def _place(self, sequence: Sequence) -> None:
+        size = sequence.due()
+        for limiter in self._limiters:
+            size = min(size, limiter(sequence))
+        if size > 0:
+            extension = self._make_room(sequence, sequence.computed + size)
+            if extension is not None:
+                self._outline.add(sequence, size, extension, self._cache.table(sequence.id))
+
+    def _rows_left(self, _: Sequence) -> int:
+        """Only the youngest that runs can have more than one token due, and it comes last: nobody's row is taken."""
+        return self._outline.rows
+
+    def _up_to_fork(self, sequence: Sequence) -> int:
+        """Choices part before the prompt's last token: stop there once, so that none ends before others share it."""
+        left = sequence.fork_point - sequence.computed
+        first = len(sequence.state.sequences) > 1 and sequence.known == sequence.fork_point + 1
+        return left if first and left > 0 else self._rows
+
+    def _make_room(self, sequence: Sequence, upto: int) -> Extension | None:
+        """Slots for positions below `upto`, taken from younger sequences if need be; None if all others are older."""
+        while not (extension := self._cache.extend(sequence.id, sequence.computed, upto)).fits:
+            self._outline.short = True
+            if self._roster.running[-1] is sequence:
+                return None  # it keeps its pages and waits: an older one takes them if it must
+            victim = self._roster.preempt()
+            assert victim.id not in self._outline.placed, "a sequence loses pages that this step writes to"
+            self._observer.preempted(victim.state.request.id)
+        return extension
+
+    # Admission: the head of the queue comes in if every gate lets it; nobody overtakes it.
+
+    def _nobody_short(self, _: Sequence) -> bool:
+        """Whoever runs has got the pages it needs."""
+        return not self._outline.short
+
+    def _slot_free(self, _: Sequence) -> bool:
+        return len(self._roster.running) < self._slots
+
+    def _rows_free(self, _: Sequence) -> bool:
+        return self._outline.rows > 0
+
+    def _prompt_ready(self, head: Sequence) -> bool:
+        """No other choice is computing the same prompt just now."""
+        others = head.state.sequences
+        return len(others) == 1 or not any(o.holds_pages and o.computed < o.fork_point for o in others)
+
+    def _pages_free(self, head: Sequence) -> bool:
+        """Pages for all it knows, and one in hand for each that runs: or it would soon be thrown out again."""
+        if not self._roster.running:
+            return True
+        shared = head.fork_point // self._cache.page_size if self._roster.donor(head) else 0
+        wanted = self._cache.pages_for(head.known) - shared
+        return wanted + len(self._roster.running) <= self._cache.free

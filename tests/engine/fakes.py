@@ -1,0 +1,191 @@
+"""A runner and a tokenizer small enough to be compared with brute force, and strict about every promise of a plan."""
+
+from __future__ import annotations
+
+import codecs
+import threading
+from collections import deque
+from dataclasses import dataclass, field
+from zlib import crc32
+
+from pagoda.engine import validate
+from pagoda.plan import LAST, Capacity, Sampled, StepPlan, StepResult
+from pagoda.types import FinishReason, SamplingParams, TokenLogprob
+
+TOKENS = (b"a", b"b", b"ab", b"\xc3", b"\xa9", b"", b"c ", "é".encode(), b"\xff", b"ba")
+STOP = len(TOKENS)
+VOCABULARY = STOP + 1
+
+
+class FakeDetokenizer:
+    def __init__(self):
+        self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, ids):
+        return self.decoder.decode(b"".join(TOKENS[i] for i in ids if i != STOP))
+
+    def flush(self):
+        return self.decoder.decode(b"", final=True)
+
+
+class FakeTokenizer:
+    stop_ids = frozenset({STOP})
+
+    def detokenizer(self):
+        return FakeDetokenizer()
+
+
+def next_token(tokens, params, choice):
+    """The fake model: a function of all tokens so far, the seed and the choice. A stop token about once in twelve."""
+    key = repr((tuple(tokens), params.seed, choice)).encode()
+    draw = crc32(key) % 1009
+    return STOP if draw % 12 == 0 else draw % STOP
+
+
+def expected(prompt, params, choice):
+    """Brute force, one sequence alone: (tokens, text, reason)."""
+    stops = set(params.stop_token_ids) | (set() if params.ignore_eos else {STOP})
+    output: list[int] = []
+    while True:
+        token = next_token((*prompt, *output), params, choice)
+        output.append(token)
+        shown = output[:-1] if token in stops else output
+        raw = b"".join(TOKENS[i] for i in shown if i != STOP)
+        ended = token in stops or len(output) == params.max_tokens
+        text = codecs.getincrementaldecoder("utf-8")("replace").decode(raw, final=ended)
+        found = [(text.find(s) + len(s), -len(s)) for s in params.stop if s in text]
+        if found:
+            end, size = min(found)
+            return output, text[: end + size], FinishReason.STOP
+        if token in stops:
+            return output, text, FinishReason.STOP
+        if ended:
+            return output, text, FinishReason.LENGTH
+
+
+@dataclass
+class Line:
+    """What the fake runner remembers of a sequence."""
+
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    choice: int
+    last: int | None = None
+    computed: int = 0
+
+
+@dataclass
+class FakeRunner:
+    """Each KV slot holds the whole prefix up to its position, so that a wrong page, a page reused too early, or a
+    missing copy gives a wrong prefix, which is seen at once. Plans wait until they are finished, as on another thread.
+    """
+
+    capacity: Capacity
+    chunk: int = 512
+    max_num_seqs: int = 64
+    steps_in_flight: int = 3
+    lines: dict[int, Line] = field(default_factory=dict)
+    gone: set[int] = field(default_factory=set)
+    slots: dict[tuple[int, int, int], tuple[int, ...]] = field(default_factory=dict)
+    plans: list[StepPlan] = field(default_factory=list)
+    flights: deque[StepPlan] = field(default_factory=deque)
+    rows: int = 0
+
+    def submit(self, plan):
+        assert plan.number == len(self.plans) + 1
+        assert plan.chunks
+        assert plan.rows <= self.chunk
+        assert len(plan.chunks) <= self.max_num_seqs
+        assert len({chunk.sequence for chunk in plan.chunks}) == len(plan.chunks), "two chunks of one sequence"
+        assert not set(plan.ends) & {chunk.sequence for chunk in plan.chunks}
+        self.plans.append(plan)
+        self.flights.append(plan)
+        assert len(self.flights) <= self.steps_in_flight
+        return plan
+
+    def finish(self, handle):
+        assert self.flights.popleft() is handle, "plans are finished in order"
+        return self.execute(handle)
+
+    def execute(self, plan):
+        for start in plan.starts:
+            assert start.sequence not in self.lines
+            assert start.sequence not in self.gone
+            self.lines[start.sequence] = Line(start.prompt, start.params, start.choice)
+        for copy in plan.copies:
+            for slot in range(copy.slots):
+                self.slots[copy.group, copy.target, slot] = self.slots[copy.group, copy.source, slot]
+        written: set[tuple[int, int]] = set()
+        tokens = [self.resolve(chunk) for chunk in plan.chunks]
+        prefixes = []
+        for chunk, ids in zip(plan.chunks, tokens, strict=True):
+            size, line = self.capacity.page_size, self.lines[chunk.sequence]
+            prefix = self.read(chunk.pages, chunk.start - 1) if chunk.start else ()
+            assert len(chunk.pages) == len(self.capacity.pages)
+            assert chunk.start <= line.computed or chunk.start == len(line.prompt) - 1, "positions are contiguous"
+            line.computed = chunk.end
+            for group, table in enumerate(chunk.pages):
+                assert len(table) == -(-chunk.end // size), "pages cover the positions, and no more"
+                assert len(set(table)) == len(table)
+                assert all(0 <= page < self.capacity.pages[group] for page in table)
+                mine = {(group, table[p // size]) for p in range(chunk.start, chunk.end)}
+                assert not mine & written, "two sequences write to one page"
+                written |= mine
+                for offset in range(len(ids)):
+                    position = chunk.start + offset
+                    self.slots[group, table[position // size], position % size] = prefix + ids[: offset + 1]
+            prefixes.append(prefix + ids)
+        sampled = []
+        for chunk, prefix in zip(plan.chunks, prefixes, strict=True):
+            line = self.lines[chunk.sequence]
+            for position in range(chunk.end):
+                assert self.read(chunk.pages, position) == prefix[: position + 1], "a slot was overwritten"
+            assert prefix[: len(line.prompt)] == line.prompt[: len(prefix)], "another sequence's prompt"
+            if chunk.samples:
+                line.last = next_token(prefix, line.params, line.choice)
+                logprob = TokenLogprob(line.last, -float(len(prefix))) if line.params.logprobs is not None else None
+                sampled.append(Sampled(chunk.sequence, line.last, logprob))
+        for end in plan.ends:
+            del self.lines[end]
+            self.gone.add(end)
+        self.rows += plan.rows
+        return StepResult(plan.number, tuple(sampled), 0.001)
+
+    def resolve(self, chunk):
+        if LAST not in chunk.tokens:
+            return chunk.tokens
+        assert chunk.tokens == (LAST,), "LAST stands alone"
+        return (self.lines[chunk.sequence].last,)
+
+    def read(self, pages, position):
+        """The prefix that the slot of a position holds: the same in every group."""
+        size = self.capacity.page_size
+        found = {self.slots[g, table[position // size], position % size] for g, table in enumerate(pages)}
+        assert len(found) == 1
+        return found.pop()
+
+
+class GatedRunner(FakeRunner):
+    """Finishes a plan only when `gate` is open; raises what is put in `fault`."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.gate = threading.Event()
+        self.waits = threading.Event()
+        self.fault: Exception | None = None
+
+    def finish(self, handle):
+        self.waits.set()
+        assert self.gate.wait(20), "the test forgot to open the gate"
+        if self.fault is not None:
+            raise self.fault
+        return super().finish(handle)
+
+
+def capacity(pages=(64,), page_size=4, max_model_len=64):
+    return Capacity(tuple(pages), page_size, max_model_len, VOCABULARY, "fake")
+
+
+def request(capacity, prompt=(1, 2, 3), request_id="r", arrival=0.0, **params):
+    params.setdefault("seed", 0)
+    return validate(prompt, SamplingParams(**params), capacity, request_id=request_id, arrival=arrival)

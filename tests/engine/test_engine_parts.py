@@ -1,0 +1,154 @@
+"""Single parts of the control room: the queue's order, the order of lengths, text at the end of a sequence."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pagoda.cache import KVCache
+from pagoda.engine.finish import Finish
+from pagoda.engine.outline import Outline
+from pagoda.engine.queue import WaitingQueue
+from pagoda.engine.request import RequestState
+from pagoda.engine.roster import Roster
+from pagoda.plan import LAST, Sampled
+from pagoda.types import FinishReason
+
+from .fakes import STOP, FakeTokenizer, capacity, request
+
+
+def state(prompt=(1, 2, 3), ids=None, **params):
+    params.setdefault("max_tokens", 10)
+    ask = request(capacity(), prompt, **params)
+    return RequestState(ask, [].append, ids or count(), stop_ids=frozenset({STOP}))
+
+
+@given(st.lists(st.tuples(st.sampled_from("pbdh"), st.integers(0, 20)), max_size=60))
+def test_the_queue_is_always_in_order_of_arrival(moves):
+    """Against a sorted list: new ones at the end, returned ones in their place."""
+    ids = count()
+    queue, model, out = WaitingQueue(), [], []
+    for move, pick in moves:
+        if move == "p":
+            (sequence,) = state(ids=ids).sequences
+            queue.push(sequence)
+            model.append(sequence)
+        elif move == "h" and model:
+            assert queue.head() is model[0]
+            out.append(model.pop(0))
+            queue.discard(out[-1])
+        elif move == "b" and out:
+            sequence = out.pop(pick % len(out))
+            queue.put_back(sequence)
+            model = sorted([*model, sequence], key=lambda s: s.id)
+        elif move == "d" and model:
+            queue.discard(model.pop(pick % len(model)))
+        queue.check()
+        assert list(queue._sequences.values()) == model
+        assert len(queue) == len(model)
+
+
+def test_due_follows_the_one_rule():
+    (sequence,) = state(max_tokens=3).sequences
+    sequence.holds_pages = True
+    assert (sequence.due(), sequence.tokens(0, 3)) == (3, (1, 2, 3))
+    sequence.computed, sequence.pending = 3, 1
+    assert (sequence.due(), sequence.tokens(3, 4)) == (1, (LAST,))
+    sequence.computed, sequence.pending = 4, 2
+    assert (sequence.due(), sequence.tokens(4, 5)) == (1, (LAST,))
+    sequence.computed, sequence.pending = 5, 3
+    assert sequence.due() == 0, "max_tokens are in flight"
+
+
+def test_a_preempted_sequence_waits_for_values_it_cannot_name():
+    (sequence,) = state(max_tokens=9).sequences
+    sequence.holds_pages, sequence.pending = True, 2
+    assert sequence.due() == 3
+    sequence.computed = 3
+    assert sequence.due() == 0, "two tokens are in flight, and LAST names the second"
+    sequence.pending, sequence.output = 1, [7]
+    assert (sequence.due(), sequence.tokens(3, 4)) == (1, (7,))
+    sequence.computed = 4
+    assert (sequence.due(), sequence.tokens(4, 5)) == (1, (LAST,))
+
+
+def test_tokens_reach_from_prompt_into_output():
+    (sequence,) = state().sequences
+    sequence.output = [7, 8, 9]
+    assert sequence.tokens(1, 5) == (2, 3, 7, 8)
+    assert sequence.tokens(0, 2) == (1, 2)
+    assert sequence.tokens(4, 6) == (8, 9)
+
+
+def test_lengths_are_asserted():
+    (sequence,) = state().sequences
+    sequence.check()
+    sequence.computed = 2
+    with pytest.raises(AssertionError, match="computed without pages"):
+        sequence.check()
+    sequence.holds_pages, sequence.computed = True, 4
+    with pytest.raises(AssertionError, match="lengths of"):
+        sequence.check()
+
+
+def test_lengths_move_when_a_plan_is_closed():
+    cache = KVCache((8,), 4)
+    roster = Roster(cache)
+    roster.add(state())
+    (sequence,) = roster.live.values()
+    roster.admit(sequence)
+    outline = Outline(8)
+    outline.add(sequence, 3, cache.extend(0, 0, 3), cache.table(0))
+    assert (sequence.computed, sequence.known, outline.rows) == (0, 3, 5)
+    plan = outline.close(1, ())
+    assert (sequence.computed, sequence.known) == (3, 4)
+    assert plan.chunks[0].samples
+    roster.check()
+
+
+def feed(tokens, **params):
+    (sequence,) = state(**params).sequences
+    finish, events = Finish(FakeTokenizer()), []
+    for now, token in enumerate(tokens):
+        sequence.pending += 1
+        sequence.planned_at = 0.0
+        events.append(finish.apply(sequence, Sampled(0, token), float(now)).event)
+    return events
+
+
+def test_a_stop_token_gives_no_text_and_counts():
+    events = feed([0, 3, STOP])
+    assert [e.text for e in events] == ["a", "", "\ufffd"], "an unfinished character comes as U+FFFD with the end"
+    assert events[-1].finish is FinishReason.STOP
+    assert events[-1].completion_tokens == 3
+    assert events[-1].token_ids == (STOP,)
+
+
+def test_text_that_might_begin_a_stop_string_comes_with_the_end():
+    events = feed([2, 0, STOP], stop=("abb",))
+    assert [e.text for e in events] == ["", "ab", "a"]
+    events = feed([2, 0], stop=("abb",), max_tokens=2)
+    assert [(e.text, e.finish) for e in events] == [("", None), ("aba", FinishReason.LENGTH)]
+
+
+def test_a_stop_string_at_the_last_token_is_a_stop():
+    events = feed([2, 1], stop=("abb",), max_tokens=2)
+    assert [(e.text, e.finish) for e in events] == [("", None), ("", FinishReason.STOP)]
+
+
+def test_a_stop_string_that_the_flush_completes_is_a_stop():
+    events = feed([0, 3], stop=("\ufffd",), max_tokens=2)
+    assert [(e.text, e.finish) for e in events] == [("a", None), ("", FinishReason.STOP)]
+
+
+def test_a_stop_token_of_the_request_ends_it_too():
+    events = feed([0, 1], stop_token_ids=(1,))
+    assert [(e.text, e.finish) for e in events] == [("a", None), ("", FinishReason.STOP)]
+
+
+def test_times_count_from_arrival():
+    timings = feed([0, 1, STOP], arrival=-1.0)[-1].timings
+    assert (timings.queued, timings.first_token, timings.total) == (1.0, 1.0, 3.0)

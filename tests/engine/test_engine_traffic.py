@@ -1,0 +1,303 @@
+"""The control room under random traffic, against brute force: whatever the chunk, the number of sequences, the pages,
+the steps in flight and the cancellations, every sequence's tokens and text are those it gets alone.
+
+Here the engine's thread is not started: the loop's functions are called one by one, and every structure is checked in
+between. The fake runner asserts every promise of a plan.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from pagoda.config import SchedulerConfig
+from pagoda.engine import Engine
+from pagoda.obs.observer import NoObserver
+from pagoda.types import FinishReason
+
+from .fakes import STOP, FakeRunner, FakeTokenizer, capacity, expected, request
+
+
+class Counting(NoObserver):
+    def __init__(self):
+        self.preemptions = 0
+
+    def preempted(self, request_id):
+        self.preemptions += 1
+
+
+@dataclass
+class Ask:
+    """One request of the traffic."""
+
+    prompt: tuple[int, ...]
+    max_tokens: int
+    n: int = 1
+    seed: int = 0
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    at: int = 0
+    cancel_after: int | None = None
+
+
+@dataclass
+class Traffic:
+    """Plays asks against an engine, loop by loop."""
+
+    asks: list[Ask]
+    pages: tuple[int, ...] = (64,)
+    page_size: int = 4
+    chunk: int = 8
+    max_num_seqs: int = 4
+    steps_in_flight: int = 2
+    max_model_len: int = 64
+    short: int = 0
+    events: dict = field(default_factory=lambda: defaultdict(list))
+
+    def play(self, limit=5000):
+        self.capacity = capacity(self.pages, self.page_size, self.max_model_len)
+        self.runner = FakeRunner(self.capacity, self.chunk, self.max_num_seqs, self.steps_in_flight)
+        self.observer = Counting()
+        config = SchedulerConfig(self.max_num_seqs, self.chunk, self.steps_in_flight)
+        self.engine = engine = Engine(self.runner, FakeTokenizer(), config, self.observer)
+        self.requests = [
+            request(
+                self.capacity, a.prompt, str(i), max_tokens=a.max_tokens, n=a.n, seed=a.seed, stop=a.stop,
+                ignore_eos=a.ignore_eos, logprobs=0,
+            )
+            for i, a in enumerate(self.asks)
+        ]  # fmt: skip
+        last = max(a.at + (a.cancel_after or 0) for a in self.asks)
+        for step in range(limit):
+            for ask, req in zip(self.asks, self.requests, strict=True):
+                if ask.at == step:
+                    engine.submit(req, lambda event: self.events[event.request_id, event.index].append(event))
+                if ask.cancel_after is not None and ask.at + ask.cancel_after == step:
+                    engine.cancel(req.id)
+            roster = engine._roster
+            if engine._orders or roster.live or engine._flights:
+                engine._take_orders()
+                for ask, req in zip(self.asks, self.requests, strict=True):
+                    if ask.cancel_after is not None and ask.at + ask.cancel_after == step:
+                        assert all(s.state.request.id != req.id for s in roster.live.values()), "pages are not free"
+                roster.check()
+                due, plans = {s.id: s.due() for s in roster.running}, len(self.runner.plans)
+                engine._step()
+                roster.check()
+                if len(self.runner.plans) > plans:
+                    self.look_at(due, self.runner.plans[-1])
+            elif step > last:
+                break
+        else:
+            pytest.fail("a request is starved")
+        assert not len(engine._requests)
+        assert roster.state().pages_used == 0
+        assert not self.runner.flights
+
+    def look_at(self, due, plan):
+        """What one plan owes those that ran before it and those that it admits."""
+        placed = {chunk.sequence: len(chunk.tokens) for chunk in plan.chunks}
+        admitted = placed.keys() - due.keys()
+        running = [s.id for s in self.engine._roster.running]
+        assert len(running) <= self.max_num_seqs
+        assert set(running) - due.keys() <= admitted, "who is admitted gets a chunk at once"
+        short = [s for s, tokens in due.items() if tokens and s not in placed]
+        self.short += len(short)
+        assert not (short and admitted), "a newcomer takes what an older one is short of"
+        assert all(tokens <= 1 for s, tokens in due.items() if s != max(due)), "an older prompt is left unfinished"
+        waiting = list(self.engine._roster.waiting._sequences)
+        assert not waiting or not running or waiting[0] > min(running) or due, "the oldest waits"
+
+    def compare(self):
+        for ask, req in zip(self.asks, self.requests, strict=True):
+            for index in range(ask.n):
+                events = self.events[req.id, index]
+                assert [e.finish for e in events[:-1]] == [None] * (len(events) - 1)
+                final = events[-1]
+                ids = [token for e in events for token in e.token_ids]
+                text = "".join(e.text for e in events)
+                tokens, whole, reason = expected(req.prompt, req.params, index)
+                assert final.prompt_tokens == len(req.prompt)
+                assert final.completion_tokens == len(ids)
+                assert [lp.token_id for e in events for lp in e.logprobs] == ids
+                if final.finish is FinishReason.CANCELLED:
+                    assert ask.cancel_after is not None
+                    assert ids == tokens[: len(ids)]
+                    assert whole.startswith(text)
+                else:
+                    assert (ids, text, final.finish) == (tokens, whole, reason)
+                    assert final.timings is not None
+                    assert final.timings.queued <= final.timings.first_token <= final.timings.total
+
+
+ASKS = st.builds(
+    Ask,
+    prompt=st.lists(st.integers(0, STOP - 1), min_size=1, max_size=14).map(tuple),
+    max_tokens=st.integers(1, 12),
+    n=st.sampled_from([1, 1, 1, 2, 3, 5]),
+    seed=st.integers(0, 5),
+    stop=st.sampled_from([(), (), ("aba",), ("é", "bab"), ("\ufffd",), ("ba", "abab")]),
+    ignore_eos=st.booleans(),
+    at=st.integers(0, 12),
+    cancel_after=st.one_of(st.none(), st.none(), st.integers(0, 12)),
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    st.builds(
+        Traffic,
+        asks=st.lists(ASKS, min_size=1, max_size=8),
+        pages=st.sampled_from([(26,), (30,), (64,), (26, 40), (200,)]),
+        page_size=st.sampled_from([1, 2, 4]),
+        chunk=st.sampled_from([1, 2, 3, 7, 16, 64]),
+        max_num_seqs=st.sampled_from([1, 2, 3, 8]),
+        steps_in_flight=st.sampled_from([1, 2, 3]),
+    )
+)
+def test_outputs_are_those_of_each_sequence_alone(traffic):
+    traffic.play()
+    traffic.compare()
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.builds(
+        Traffic,
+        asks=st.lists(ASKS, min_size=3, max_size=8),
+        pages=st.sampled_from([(7,), (8,), (9, 7)]),
+        page_size=st.just(4),
+        chunk=st.sampled_from([3, 8, 32]),
+        max_num_seqs=st.just(8),
+        steps_in_flight=st.sampled_from([1, 2, 3]),
+    )
+)
+def test_outputs_are_the_same_when_pages_run_out(traffic):
+    traffic.play()
+    traffic.compare()
+
+
+@pytest.mark.parametrize("steps_in_flight", [1, 2, 3])
+def test_preemption_happens_and_loses_nothing(steps_in_flight):
+    asks = [Ask((i, 2, 3, 4, 5), 30, seed=i, ignore_eos=True) for i in range(6)]
+    traffic = Traffic(asks, pages=(12,), page_size=4, chunk=16, max_num_seqs=6, steps_in_flight=steps_in_flight)
+    traffic.play()
+    traffic.compare()
+    assert traffic.observer.preemptions > 0
+    finals = [events[-1] for events in traffic.events.values()]
+    assert sum(final.timings.preemptions for final in finals) == traffic.observer.preemptions
+    assert traffic.events["0", 0][-1].timings.preemptions == 0, "the oldest is never preempted"
+
+
+def test_nobody_is_admitted_while_a_prompt_is_short_of_pages():
+    """Four sequences grow while a long prompt is computed in chunks, until its last chunk does not fit; a request
+    that would fit must wait all the same.
+    """
+    asks = [Ask((1, i), 60, seed=i, ignore_eos=True) for i in range(4)]
+    asks += [Ask(tuple([3] * 90), 2, at=2, ignore_eos=True), Ask((4,), 2, at=3, ignore_eos=True)]
+    traffic = Traffic(asks, pages=(111,), page_size=1, chunk=34, max_num_seqs=8, max_model_len=128)
+    traffic.play()
+    traffic.compare()
+    assert traffic.short > 0
+
+
+def test_a_newcomer_waits_for_pages_that_who_runs_will_want_next():
+    asks = [Ask((1, 2, 3, 4), 4, ignore_eos=True), Ask((5, 6, 7), 2, ignore_eos=True)]
+    traffic = Traffic(asks, pages=(2,), page_size=4)
+    traffic.play()
+    traffic.compare()
+    assert traffic.observer.preemptions == 0
+    assert all(len(plan.chunks) == 1 for plan in traffic.runner.plans)
+
+
+def test_a_choice_needs_no_pages_for_what_it_shares():
+    traffic = Traffic([Ask((1,) * 9, 3, n=2, ignore_eos=True)], pages=(6,), page_size=4, chunk=16)
+    traffic.play()
+    traffic.compare()
+    assert traffic.runner.rows == 8 + 2 * 3
+
+
+def test_a_preempted_choice_recomputes_alone_or_from_a_sibling():
+    asks = [Ask((1, 2, 3, 4, 5), 25, n=5, ignore_eos=True), Ask((2, 2), 20, n=3, ignore_eos=True)]
+    traffic = Traffic(asks, pages=(14,), page_size=2 * 2, chunk=16, max_num_seqs=8)
+    traffic.play()
+    traffic.compare()
+    assert traffic.observer.preemptions > 0
+
+
+def test_choices_share_the_prompt():
+    prompt = tuple(i % STOP for i in range(41))
+    traffic = Traffic([Ask(prompt, 1, n=4)], chunk=64, max_num_seqs=8)
+    traffic.play()
+    traffic.compare()
+    assert traffic.runner.rows == 40 + 4, "the prompt once, and its last token for each choice"
+
+
+def test_more_choices_than_slots_compute_the_prompt_once_for_each_lot():
+    prompt = tuple(i % STOP for i in range(41))
+    traffic = Traffic([Ask(prompt, 1, n=8)], chunk=64, max_num_seqs=4, steps_in_flight=1)
+    traffic.play()
+    traffic.compare()
+    assert traffic.runner.rows == 2 * 40 + 8
+
+
+def test_a_prompt_is_chunked_between_others_tokens():
+    asks = [Ask((1, 2), 20, ignore_eos=True), Ask(tuple([3] * 40), 2, at=3)]
+    traffic = Traffic(asks, chunk=8, max_num_seqs=4)
+    traffic.play()
+    traffic.compare()
+    mixed = [plan for plan in traffic.runner.plans if len(plan.chunks) == 2]
+    assert sum(plan.rows == 8 for plan in mixed) >= 5, (
+        "full steps hold one token of the first and a chunk of the second"
+    )
+    assert all(len(plan.chunks[0].tokens) == 1 for plan in mixed)
+
+
+def test_running_sequences_keep_their_row_when_an_older_prompt_wants_all():
+    asks = [Ask(tuple([3] * 40), 2), Ask((1, 2), 9, ignore_eos=True)]
+    traffic = Traffic(asks, chunk=42, max_num_seqs=4, pages=(64,), steps_in_flight=1)
+    traffic.play()
+    traffic.compare()
+    assert len(traffic.runner.plans[0].chunks) == 2
+    assert [c.samples for c in traffic.runner.plans[0].chunks] == [True, True]
+
+
+def test_nothing_is_planned_beyond_what_counts_can_tell():
+    traffic = Traffic([Ask((1, 2, 3), 5, ignore_eos=True)], steps_in_flight=3)
+    traffic.play()
+    traffic.compare()
+    assert traffic.runner.rows == 3 + 4, "the last token is never computed, and none after it planned"
+
+
+def test_the_runner_is_told_to_forget_whoever_it_met():
+    asks = [Ask((1, 2, 3), 5, at=0), Ask((1,), 3, n=2, at=1), Ask((1,), 1, at=60)]
+    traffic = Traffic(asks)
+    traffic.play()
+    starts = [s.sequence for plan in traffic.runner.plans for s in plan.starts]
+    ends = [s for plan in traffic.runner.plans for s in plan.ends]
+    assert sorted(starts) == [0, 1, 2, 3]
+    assert sorted(ends) == [0, 1, 2]
+
+
+def test_context_end_is_a_length_end():
+    traffic = Traffic([Ask(tuple([1] * 60), 1000, ignore_eos=True)], chunk=64)
+    traffic.play()
+    traffic.compare()
+    final = traffic.events["0", 0][-1]
+    assert (final.completion_tokens, final.finish) == (4, FinishReason.LENGTH)
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 1000), steps=st.sampled_from([1, 2, 3]))
+@example(seed=3, steps=2)
+def test_a_stop_string_over_token_cuts_is_cut_off(seed, steps):
+    asks = [Ask((1,), 40, seed=seed, stop=("aba", "é", "b c"), ignore_eos=True)]
+    traffic = Traffic(asks, steps_in_flight=steps)
+    traffic.play()
+    traffic.compare()
+    text = "".join(e.text for e in traffic.events["0", 0])
+    assert not any(stop in text for stop in ("aba", "é", "b c"))
