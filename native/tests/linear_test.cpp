@@ -17,7 +17,7 @@ struct Case {
   std::unique_ptr<Weight> weight;
 
   Case(Random& random, Pool& pool, Format format, int rows)
-      : format(format), n(random.between(1, 40)), k(kBlock * random.between(1, 6)), row0(random.below(3)), rows(rows) {
+      : format(format), n(random.between(1, 40)), k(kBlock * random.between(1, 6)), row0(kPanel * random.below(3)), rows(rows) {
     raw = random_matrix(random, format, n, k);
     const size_t size = size_t(row0 + rows) * size_t(k);
     x = random.below(2) ? random.numbers(size) : random.awkwards(size);
@@ -42,17 +42,6 @@ struct Case {
   }
 };
 
-// Where input i of a row lies among integers of this size.
-int place(int bytes, int i) {
-  constexpr int parity[] = {0, 2, 1, 3};
-  return bytes == 1 ? i : i / 4 * 4 + parity[i % 4];
-}
-
-int integer(const Quantized& row, int i) {
-  if (row.bytes == 1) return ((const int8_t*)row.q)[place(1, i)];
-  return ((const int16_t*)row.q)[place(2, i)];
-}
-
 // Output element (row, column), and the sum of its terms' sizes, which the tolerance is measured in.
 struct Exact {
   double sum = 0, size = 0;
@@ -68,19 +57,23 @@ TEST("linear", quantize_keeps_its_definition) {
     for (int trial = 0; trial < 300; trial++) {
       const int k = kBlock * random.between(1, 8), top = bytes == 1 ? 127 : 32767;
       const auto x = trial % 2 ? random.awkwards(size_t(k)) : random.numbers(size_t(k));
-      auto made = quantized(scalar_kernels(), x, 1, k, bytes);
-      const Quantized row = made.at(0);
+      const int rows = random.between(1, 10), row = rows - 1;
+      auto above = std::vector<float>(size_t(row) * size_t(k));
+      above.insert(above.end(), x.begin(), x.end());
+      const auto made = quantized(scalar_kernels(), above, rows, k, bytes);
       for (int b = 0; b < k / kBlock; b++) {
         float largest = 0;
         int sum = 0;
         for (int i = b * kBlock; i < (b + 1) * kBlock; i++) {
           largest = std::max(largest, std::fabs(x[size_t(i)]));
-          sum += integer(row, i);
+          sum += made.integer(row, i);
         }
-        CHECK(same(row.d[b], largest / float(top)) && same(row.s[b], row.d[b] * float(sum)) && row.neg8[b] == -8 * sum);
+        const size_t at = made.block(row, b);
+        const float d = made.d[at];
+        CHECK(same(d, largest / float(top)) && same(made.s[at], d * float(sum)) && made.neg8[at] == -8 * sum);
         for (int i = b * kBlock; i < (b + 1) * kBlock && largest > 1e-30f; i++) {
-          CHECK(std::abs(integer(row, i)) <= top);
-          CHECK(std::fabs(double(x[size_t(i)]) - double(row.d[b]) * integer(row, i)) <= 0.505 * double(row.d[b]));
+          CHECK(std::abs(made.integer(row, i)) <= top);
+          CHECK(std::fabs(double(x[size_t(i)]) - double(d) * made.integer(row, i)) <= 0.505 * double(d));
         }
       }
     }
@@ -90,7 +83,7 @@ TEST("linear", quantize_on_every_instruction_set) {
   Random random(12);
   for (const int bytes : {1, 2})
     for (int trial = 0; trial < 400; trial++) {
-      const int k = kBlock * random.between(1, 10), rows = random.between(1, 3);
+      const int k = kBlock * random.between(1, 10), rows = random.between(1, 10);
       const auto x = trial % 2 ? random.awkwards(size_t(rows) * size_t(k)) : random.numbers(size_t(rows) * size_t(k));
       const auto expected = quantized(scalar_kernels(), x, rows, k, bytes);
       for (const auto* kernels : vector_kernels()) CHECK_CASE(quantized(*kernels, x, rows, k, bytes) == expected, kernels->name);
@@ -117,9 +110,9 @@ TEST("linear", integers_on_every_instruction_set) {
       for (int rows = 1; rows <= 20; rows++) {
         const Case c(random, pool, format, rows);
         auto in = quantized(scalar_kernels(), c.x, c.row0 + rows, c.k, bytes);
-        const auto expected = c.product_int(scalar_kernels(), in.at(0));
+        const auto expected = c.product_int(scalar_kernels(), in.view());
         for (const auto* kernels : vector_kernels())
-          CHECK_CASE(same(c.product_int(*kernels, in.at(0)), expected), c.about(kernels->name));
+          CHECK_CASE(same(c.product_int(*kernels, in.view()), expected), c.about(kernels->name));
       }
 }
 
@@ -140,9 +133,9 @@ TEST("linear", integers_at_their_limits) {
           const Weight weight(pool, format, kN, kK, raw.data());
           auto in = quantized(scalar_kernels(), std::vector<float>(kK, sign), 1, kK, bytes);
           float expected[kN], got[kN];
-          scalar_kernels().linear_int(weight.packed(), 0, in.at(0), 0, 1, expected, kN);
+          scalar_kernels().linear_int(weight.packed(), 0, in.view(), 0, 1, expected, kN);
           for (const auto* kernels : vector_kernels()) {
-            kernels->linear_int(weight.packed(), 0, in.at(0), 0, 1, got, kN);
+            kernels->linear_int(weight.packed(), 0, in.view(), 0, 1, got, kN);
             CHECK_CASE(std::memcmp(expected, got, sizeof got) == 0, name_of(format) + " " + kernels->name);
           }
         }
@@ -170,14 +163,14 @@ TEST("linear", products_are_about_right) {
       const bool quantised = format == Format::Q4_0 || format == Format::Q4_1 || format == Format::Q8_0;
       auto in = quantized(scalar_kernels(), c.x, c.row0 + c.rows, c.k, 1 + trial % 2);
       const auto floats = c.product_f32(scalar_kernels());
-      const auto integers = quantised ? c.product_int(scalar_kernels(), in.at(0)) : floats;
+      const auto integers = quantised ? c.product_int(scalar_kernels(), in.view()) : floats;
       for (int r = c.row0; r < c.row0 + c.rows; r++)
         for (int v = 0; v < c.n; v++) {
           const auto w = defined_row(format, c.raw, v, c.k);
           Exact f32, ints;
           for (int i = 0; i < c.k; i++) {
             f32.add(double(c.x[size_t(r * c.k + i)]) * double(w[size_t(i)]));
-            ints.add(double(in.at(r).d[i / kBlock]) * integer(in.at(r), i) * double(w[size_t(i)]));
+            ints.add(double(in.d[in.block(r, i / kBlock)]) * in.integer(r, i) * double(w[size_t(i)]));
           }
           CHECK_CASE(f32.near(floats[size_t(r * c.n + v)]), c.about("f32"));
           CHECK_CASE(!quantised || ints.near(integers[size_t(r * c.n + v)]), c.about("integers"));

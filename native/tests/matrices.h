@@ -92,26 +92,34 @@ inline std::vector<float> defined_row(Format format, const std::vector<uint8_t>&
   return row;
 }
 
-// Rows of integer activations that own their memory.
+// Rows of integer activations that own their memory: whole panels, as many as the rows need.
 struct Integers {
   std::vector<uint8_t> q;
   std::vector<float> d, s;
   std::vector<int32_t> neg8;
-  int bytes, k;
+  int bytes, blocks;
 
-  Integers(int rows, int k, int bytes)
-      : q(size_t(rows) * k * bytes), d(size_t(rows) * k / kBlock), s(d.size()), neg8(d.size()), bytes(bytes), k(k) {}
-  // As of its row.
-  Quantized at(int row) {
-    const size_t block = size_t(row) * k / kBlock;
-    return {bytes, q.data() + size_t(row) * k * bytes, d.data() + block, s.data() + block, neg8.data() + block};
+  Integers(int rows, int k, int bytes) : bytes(bytes), blocks(k / kBlock) {
+    const size_t n = size_t((rows + kPanel - 1) / kPanel) * kPanel * size_t(blocks);
+    q.resize(n * kBlock * size_t(bytes)), d.resize(n), s.resize(n), neg8.resize(n);
+  }
+  Quantized view() { return {bytes, q.data(), d.data(), s.data(), neg8.data()}; }
+  size_t block(int row, int b) const { return Quantized::at(row, blocks, b); }
+  // Input i of a row.
+  int integer(int row, int i) const {
+    constexpr int parity[] = {0, 2, 1, 3};
+    const size_t at = block(row, i / kBlock) * kBlock + size_t(i % kBlock);
+    if (bytes == 1) return int8_t(q[at]);
+    int16_t two;
+    std::memcpy(&two, q.data() + (at / 4 * 4 + size_t(parity[i % 4])) * 2, 2);
+    return two;
   }
   bool operator==(const Integers& o) const { return q == o.q && same(d, o.d) && same(s, o.s) && neg8 == o.neg8; }
 };
 
 inline Integers quantized(const Kernels& kernels, const std::vector<float>& x, int rows, int k, int bytes) {
   Integers made(rows, k, bytes);
-  for (int r = 0; r < rows; r++) kernels.quantize(x.data() + size_t(r) * k, k, made.at(r));
+  for (int r = 0; r < rows; r++) kernels.quantize(x.data() + size_t(r) * size_t(k), k, made.view(), r);
   return made;
 }
 
