@@ -44,6 +44,7 @@ def ask(url: str) -> tuple[str, int]:
         "model": model,
         "messages": [{"role": "user", "content": "Name three colours."}],
         "max_tokens": 24,
+        "temperature": 0,
         "stream": True,
     }
     request = urllib.request.Request(
