@@ -28,7 +28,7 @@ struct Buffer {
 
   void reserve(const BufferShape& shape, size_t rows) {
     if (rows <= capacity) return;
-    capacity = std::max(rows, capacity * 2);
+    capacity = (std::max(rows, capacity * 2) + kPanel - 1) / kPanel * kPanel;
     const size_t k = size_t(shape.width), nb = k / kBlock;
     const size_t row = shape.integer ? k * size_t(shape.integer) + nb * 12 : k * 4;
     const size_t bytes = (capacity * row + 127) / 64 * 64;

@@ -8,36 +8,27 @@ namespace pagoda::PAGODA_NS {
 
 inline int tail(int n) { return n % kLanes; }
 
-// Where input i of a group of four lies in int16 activations: see `Quantized`.
-constexpr int kParity[4] = {0, 2, 1, 3};
-
 // Per block of 32: d = max|x| / top, q = round(x * (top / max|x|)), ties to even; top is 127 or 32767.
 template <class T>
-inline void quantize_as(const float* x, int k, const Quantized& to) {
+inline void quantize_as(const float* x, int k, const Quantized& to, int row) {
   constexpr float top = sizeof(T) == 1 ? 127.0f : 32767.0f;
   for (int b = 0; b < k / kBlock; b++) {
-    T* q = (T*)to.q + b * kBlock;
+    const size_t at = Quantized::at(row, k / kBlock, b);
+    T* q = (T*)to.q + at * kBlock;
     const V lo = load(x + b * kBlock), hi = load(x + b * kBlock + kLanes);
     const float largest = reduce_max(max(abs(lo), abs(hi)));
-    to.d[b] = largest / top;
     // Below this the quotient may be infinite: such a block is all zeros.
-    const float inverse = largest > 1e-33f ? top / largest : 0.0f;
-    alignas(64) float r[kBlock];
-    store(r, round(mul(lo, set1(inverse))));
-    store(r + kLanes, round(mul(hi, set1(inverse))));
-    int32_t sum = 0;
-    for (int i = 0; i < kBlock; i++) {
-      const auto n = int32_t(r[i]);
-      sum += n;
-      q[sizeof(T) == 1 ? i : i / 4 * 4 + kParity[i % 4]] = T(n);
-    }
-    to.s[b] = to.d[b] * float(sum);
-    to.neg8[b] = -8 * sum;
+    const V inverse = set1(largest > 1e-33f ? top / largest : 0.0f);
+    const int32_t sum = store_integers(q, round(mul(lo, inverse))) + store_integers(q + kLanes, round(mul(hi, inverse)));
+    const float d = largest / top;
+    to.d[at] = d;
+    to.s[at] = d * float(sum);
+    to.neg8[at] = -8 * sum;
   }
 }
 
-inline void quantize(const float* x, int k, const Quantized& to) {
-  to.bytes == 1 ? quantize_as<int8_t>(x, k, to) : quantize_as<int16_t>(x, k, to);
+inline void quantize(const float* x, int k, const Quantized& to, int row) {
+  to.bytes == 1 ? quantize_as<int8_t>(x, k, to, row) : quantize_as<int16_t>(x, k, to, row);
 }
 
 inline void norm(const float* x, const float* w, float eps, int n, float* y) {

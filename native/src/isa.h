@@ -11,7 +11,8 @@
 namespace pagoda {
 
 // Half precision in software, for packing and for the scalar build: exact one way, rounded to nearest even the other.
-inline float f16_to_f32(uint16_t h) {
+// Static, as all that several instruction sets compile: a linker that kept one set's copy would run it on every machine.
+[[maybe_unused]] static inline float f16_to_f32(uint16_t h) {
   const uint32_t sign = uint32_t(h & 0x8000) << 16, exponent = (h >> 10) & 31, fraction = h & 1023;
   uint32_t u;
   if (exponent == 31) {
@@ -28,7 +29,7 @@ inline float f16_to_f32(uint16_t h) {
   return f;
 }
 
-inline uint16_t f32_to_f16(float f) {
+[[maybe_unused]] static inline uint16_t f32_to_f16(float f) {
   uint32_t u;
   std::memcpy(&u, &f, 4);
   const uint16_t sign = uint16_t(u >> 16 & 0x8000);

@@ -26,14 +26,18 @@ struct Packed {
   int blocks() const { return k / kBlock; }
 };
 
-// Activations as integers: per row and block of 32, x = d * q; `s` is d * sum(q), `neg8` is -8 * sum(q). In int16 the inputs
+// Activations as integers: per row and block of 32, x = d * q; `s` is d * sum(q), `neg8` is -8 * sum(q). Eight rows make a
+// panel, block by block: [panel][block][row of 8][32], so that a kernel walks one stream for eight rows. In int16 the inputs
 // of each group of four lie as 0, 2, 1, 3: what two multiply-adds of pairs want once a group's weights are split by parity.
+constexpr int kPanel = 8;
 struct Quantized {
   int bytes;      // of a number: 1 or 2
-  uint8_t* q;     // [rows, k]
-  float* d;       // [rows, k / 32]
-  float* s;       // [rows, k / 32]
-  int32_t* neg8;  // [rows, k / 32]
+  uint8_t* q;     // [panels, k / 32, 8, 32]
+  float* d;       // [panels, k / 32, 8]
+  float* s;       // likewise
+  int32_t* neg8;  // likewise
+  // Where block b of a row lies, in `d`, `s` and `neg8`; times 32, in `q`.
+  static size_t at(int row, int blocks, int b) { return (size_t(row / kPanel) * size_t(blocks) + size_t(b)) * kPanel + size_t(row % kPanel); }
 };
 
 enum class KVFormat : int { F32, F16 };
@@ -64,8 +68,8 @@ struct Queries {
 
 struct Kernels {
   const char* name;
-  // One row of k numbers into the first row of `to`.
-  void (*quantize)(const float* x, int k, const Quantized& to);
+  // One row of k numbers into row `row` of `to`.
+  void (*quantize)(const float* x, int k, const Quantized& to, int row);
   // Rows [row0, row0 + rows) of x times one tile: out[row * ldo + 16 * tile ..].
   void (*linear_int)(const Packed& w, int tile, const Quantized& x, int row0, int rows, float* out, size_t ldo);
   void (*linear_f32)(const Packed& w, int tile, const float* x, int row0, int rows, float* out, size_t ldo);

@@ -2,7 +2,6 @@
 // An output element is one chain in order of k (of blocks, if quantised), so any tiling of rows and columns has the same bits.
 #pragma once
 
-#include "elementwise.h"
 #include "kernels.h"
 #include "simd.h"
 
@@ -63,74 +62,66 @@ inline __m512i dot(__m512i sum, __m512i even, __m512i odd, const int16_t* a) {
   return _mm512_dpwssd_epi32(_mm512_dpwssd_epi32(sum, even, four_bytes(a)), odd, four_bytes(a + 2));
 }
 
-// One block into sum[MR]; a[r] is row r's block.
+// One block into sum[MR]; `a` is the block of the first row, those of the next rows follow.
 template <class F, int MR>
-inline void block(const uint8_t* q, const int8_t* const* a, __m512i* sum) {
+inline void block(const uint8_t* q, const int8_t* a, __m512i* sum) {
   if constexpr (F::bits == 4) {
     const __m512i low = _mm512_set1_epi8(15);
     for (int v = 0; v < 4; v++) {
       const __m512i p = _mm512_loadu_si512(q + v * 64);
       const __m512i lo = _mm512_and_si512(p, low), hi = _mm512_and_si512(_mm512_srli_epi16(p, 4), low);
-      for (int r = 0; r < MR; r++) sum[r] = dot(sum[r], lo, a[r] + v * 8);
-      for (int r = 0; r < MR; r++) sum[r] = dot(sum[r], hi, a[r] + v * 8 + 4);
+      for (int r = 0; r < MR; r++) sum[r] = dot(sum[r], lo, a + r * kBlock + v * 8);
+      for (int r = 0; r < MR; r++) sum[r] = dot(sum[r], hi, a + r * kBlock + v * 8 + 4);
     }
   } else {
     for (int v = 0; v < 8; v++) {
       const __m512i p = _mm512_loadu_si512(q + v * 64);
-      for (int r = 0; r < MR; r++) sum[r] = dot(sum[r], p, a[r] + v * 4);
+      for (int r = 0; r < MR; r++) sum[r] = dot(sum[r], p, a + r * kBlock + v * 4);
     }
   }
 }
 template <class F, int MR>
-inline void block(const uint8_t* q, const int16_t* const* a, __m512i* sum) {
+inline void block(const uint8_t* q, const int16_t* a, __m512i* sum) {
   if constexpr (F::bits == 4) {
     const __m512i low = _mm512_set1_epi16(15);
     for (int v = 0; v < 4; v++) {
       const __m512i p = _mm512_loadu_si512(q + v * 64);
       const __m512i e0 = _mm512_and_si512(p, low), o0 = _mm512_and_si512(_mm512_srli_epi16(p, 8), low);
       const __m512i e1 = _mm512_and_si512(_mm512_srli_epi16(p, 4), low), o1 = _mm512_srli_epi16(p, 12);
-      for (int r = 0; r < MR; r++) sum[r] = dot(sum[r], e0, o0, a[r] + v * 8);
-      for (int r = 0; r < MR; r++) sum[r] = dot(sum[r], e1, o1, a[r] + v * 8 + 4);
+      for (int r = 0; r < MR; r++) sum[r] = dot(sum[r], e0, o0, a + r * kBlock + v * 8);
+      for (int r = 0; r < MR; r++) sum[r] = dot(sum[r], e1, o1, a + r * kBlock + v * 8 + 4);
     }
   } else {
     const __m512i low = _mm512_set1_epi16(255);
     for (int v = 0; v < 8; v++) {
       const __m512i p = _mm512_loadu_si512(q + v * 64);
       const __m512i e = _mm512_and_si512(p, low), o = _mm512_srli_epi16(p, 8);
-      for (int r = 0; r < MR; r++) sum[r] = dot(sum[r], e, o, a[r] + v * 4);
+      for (int r = 0; r < MR; r++) sum[r] = dot(sum[r], e, o, a + r * kBlock + v * 4);
     }
   }
 }
 
 template <class F, class A, int MR>
-inline void int_rows(const TileView<F>& w, int nb, const Quantized& x, int row, int k, float* out, size_t ldo, int cols) {
+inline void int_rows(const TileView<F>& w, int nb, const Quantized& x, int row, float* out, size_t ldo, int cols) {
   V acc[MR];
-  const A* a[MR];
-  size_t at[MR];
-  for (int r = 0; r < MR; r++) {
-    acc[r] = zero();
-    a[r] = (const A*)x.q + size_t(row + r) * size_t(k);
-    at[r] = size_t(row + r) * size_t(nb);
-  }
-  for (int b = 0; b < nb; b++) {
+  for (auto& v : acc) v = zero();
+  size_t at = Quantized::at(row, nb, 0);
+  for (int b = 0; b < nb; b++, at += kPanel) {
     __m512i sum[MR];
     for (int r = 0; r < MR; r++) {
       if constexpr (F::bias == 0)
         sum[r] = _mm512_setzero_si512();
       else if constexpr (F::bias == 8)
-        sum[r] = _mm512_set1_epi32(x.neg8[at[r] + b]);
+        sum[r] = _mm512_set1_epi32(x.neg8[at + r]);
       else
-        sum[r] = _mm512_slli_epi32(_mm512_set1_epi32(x.neg8[at[r] + b]), 4);
+        sum[r] = _mm512_slli_epi32(_mm512_set1_epi32(x.neg8[at + r]), 4);
     }
-    block<F, MR>(w.q + size_t(b) * block_bytes<F>(), a, sum);
+    block<F, MR>(w.q + size_t(b) * block_bytes<F>(), (const A*)x.q + at * kBlock, sum);
     const V d = load_f16(w.d + b * kTile);
-    for (int r = 0; r < MR; r++) {
-      acc[r] = fma(mul(d, set1(x.d[at[r] + b])), V{_mm512_cvtepi32_ps(sum[r])}, acc[r]);
-      a[r] += kBlock;
-    }
+    for (int r = 0; r < MR; r++) acc[r] = fma(mul(d, set1(x.d[at + r])), V{_mm512_cvtepi32_ps(sum[r])}, acc[r]);
     if constexpr (F::offset) {
       const V m = load_f16(w.m + b * kTile);
-      for (int r = 0; r < MR; r++) acc[r] = fma(m, set1(x.s[at[r] + b]), acc[r]);
+      for (int r = 0; r < MR; r++) acc[r] = fma(m, set1(x.s[at + r]), acc[r]);
     }
   }
   for (int r = 0; r < MR; r++) cols == kTile ? store(out + r * ldo, acc[r]) : store_n(out + r * ldo, acc[r], cols);
@@ -147,7 +138,7 @@ inline __m256i four_bytes(const void* a) {
 
 // One block of half a tile (8 columns, 32 of every 64 bytes) into sum[MR].
 template <class F, int MR>
-inline void block(const uint8_t* q, const int8_t* const* a, __m256i* sum) {
+inline void block(const uint8_t* q, const int8_t* a, __m256i* sum) {
   const __m256i ones = _mm256_set1_epi16(1);
   if constexpr (F::bits == 4) {  // 15 * 127 * 2 * 8 fits int16: a whole block is summed in it
     const __m256i low = _mm256_set1_epi8(15);
@@ -156,10 +147,10 @@ inline void block(const uint8_t* q, const int8_t* const* a, __m256i* sum) {
       const __m256i p = _mm256_loadu_si256((const __m256i*)(q + v * 64));
       const __m256i lo = _mm256_and_si256(p, low), hi = _mm256_and_si256(_mm256_srli_epi16(p, 4), low);
       for (int r = 0; r < MR; r++) {
-        const __m256i t = _mm256_maddubs_epi16(lo, four_bytes(a[r] + v * 8));
+        const __m256i t = _mm256_maddubs_epi16(lo, four_bytes(a + r * kBlock + v * 8));
         s16[r] = v ? _mm256_add_epi16(s16[r], t) : t;
       }
-      for (int r = 0; r < MR; r++) s16[r] = _mm256_add_epi16(s16[r], _mm256_maddubs_epi16(hi, four_bytes(a[r] + v * 8 + 4)));
+      for (int r = 0; r < MR; r++) s16[r] = _mm256_add_epi16(s16[r], _mm256_maddubs_epi16(hi, four_bytes(a + r * kBlock + v * 8 + 4)));
     }
     for (int r = 0; r < MR; r++) sum[r] = _mm256_add_epi32(sum[r], _mm256_madd_epi16(s16[r], ones));
   } else {  // unsigned bytes would overflow a pair: split by parity, as int16
@@ -168,7 +159,7 @@ inline void block(const uint8_t* q, const int8_t* const* a, __m256i* sum) {
       const __m256i p = _mm256_loadu_si256((const __m256i*)(q + v * 64));
       const __m256i e = _mm256_and_si256(p, low), o = _mm256_srli_epi16(p, 8);
       for (int r = 0; r < MR; r++) {
-        const __m256i t = four_bytes(a[r] + v * 4);
+        const __m256i t = four_bytes(a + r * kBlock + v * 4);
         const __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(t, 8), 8), odd = _mm256_srai_epi16(t, 8);
         sum[r] = _mm256_add_epi32(sum[r], _mm256_add_epi32(_mm256_madd_epi16(e, even), _mm256_madd_epi16(o, odd)));
       }
@@ -176,7 +167,7 @@ inline void block(const uint8_t* q, const int8_t* const* a, __m256i* sum) {
   }
 }
 template <class F, int MR>
-inline void block(const uint8_t* q, const int16_t* const* a, __m256i* sum) {
+inline void block(const uint8_t* q, const int16_t* a, __m256i* sum) {
   const auto dot = [](__m256i s, __m256i even, __m256i odd, const int16_t* x) {
     s = _mm256_add_epi32(s, _mm256_madd_epi16(even, four_bytes(x)));
     return _mm256_add_epi32(s, _mm256_madd_epi16(odd, four_bytes(x + 2)));
@@ -187,43 +178,35 @@ inline void block(const uint8_t* q, const int16_t* const* a, __m256i* sum) {
       const __m256i p = _mm256_loadu_si256((const __m256i*)(q + v * 64));
       const __m256i e0 = _mm256_and_si256(p, low), o0 = _mm256_and_si256(_mm256_srli_epi16(p, 8), low);
       const __m256i e1 = _mm256_and_si256(_mm256_srli_epi16(p, 4), low), o1 = _mm256_srli_epi16(p, 12);
-      for (int r = 0; r < MR; r++) sum[r] = dot(sum[r], e0, o0, a[r] + v * 8);
-      for (int r = 0; r < MR; r++) sum[r] = dot(sum[r], e1, o1, a[r] + v * 8 + 4);
+      for (int r = 0; r < MR; r++) sum[r] = dot(sum[r], e0, o0, a + r * kBlock + v * 8);
+      for (int r = 0; r < MR; r++) sum[r] = dot(sum[r], e1, o1, a + r * kBlock + v * 8 + 4);
     }
   } else {
     const __m256i low = _mm256_set1_epi16(255);
     for (int v = 0; v < 8; v++) {
       const __m256i p = _mm256_loadu_si256((const __m256i*)(q + v * 64));
       const __m256i e = _mm256_and_si256(p, low), o = _mm256_srli_epi16(p, 8);
-      for (int r = 0; r < MR; r++) sum[r] = dot(sum[r], e, o, a[r] + v * 4);
+      for (int r = 0; r < MR; r++) sum[r] = dot(sum[r], e, o, a + r * kBlock + v * 4);
     }
   }
 }
 
 // Half a tile (8 columns) at a time, to stay within sixteen registers.
 template <class F, class A, int MR>
-inline void int_half(const TileView<F>& w, int half, int nb, const Quantized& x, int row, int k, float* out, size_t ldo, int cols) {
+inline void int_half(const TileView<F>& w, int half, int nb, const Quantized& x, int row, float* out, size_t ldo, int cols) {
   __m256 acc[MR];
-  const A* a[MR];
-  size_t at[MR];
-  for (int r = 0; r < MR; r++) {
-    acc[r] = _mm256_setzero_ps();
-    a[r] = (const A*)x.q + size_t(row + r) * size_t(k);
-    at[r] = size_t(row + r) * size_t(nb);
-  }
-  for (int b = 0; b < nb; b++) {
+  for (auto& v : acc) v = _mm256_setzero_ps();
+  size_t at = Quantized::at(row, nb, 0);
+  for (int b = 0; b < nb; b++, at += kPanel) {
     __m256i sum[MR];
-    for (int r = 0; r < MR; r++)
-      sum[r] = F::bias ? _mm256_set1_epi32(x.neg8[at[r] + b] * (F::bias / 8)) : _mm256_setzero_si256();
-    block<F, MR>(w.q + size_t(b) * block_bytes<F>() + half * 32, a, sum);
+    for (int r = 0; r < MR; r++) sum[r] = F::bias ? _mm256_set1_epi32(x.neg8[at + r] * (F::bias / 8)) : _mm256_setzero_si256();
+    block<F, MR>(w.q + size_t(b) * block_bytes<F>() + half * 32, (const A*)x.q + at * kBlock, sum);
     const __m256 d = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(w.d + b * kTile + half * 8)));
-    for (int r = 0; r < MR; r++) {
-      acc[r] = _mm256_fmadd_ps(_mm256_mul_ps(d, _mm256_set1_ps(x.d[at[r] + b])), _mm256_cvtepi32_ps(sum[r]), acc[r]);
-      a[r] += kBlock;
-    }
+    for (int r = 0; r < MR; r++)
+      acc[r] = _mm256_fmadd_ps(_mm256_mul_ps(d, _mm256_set1_ps(x.d[at + r])), _mm256_cvtepi32_ps(sum[r]), acc[r]);
     if constexpr (F::offset) {
       const __m256 m = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(w.m + b * kTile + half * 8)));
-      for (int r = 0; r < MR; r++) acc[r] = _mm256_fmadd_ps(m, _mm256_set1_ps(x.s[at[r] + b]), acc[r]);
+      for (int r = 0; r < MR; r++) acc[r] = _mm256_fmadd_ps(m, _mm256_set1_ps(x.s[at + r]), acc[r]);
     }
   }
   for (int r = 0; r < MR; r++) {
@@ -234,29 +217,28 @@ inline void int_half(const TileView<F>& w, int half, int nb, const Quantized& x,
 }
 
 template <class F, class A, int MR>
-inline void int_rows(const TileView<F>& w, int nb, const Quantized& x, int row, int k, float* out, size_t ldo, int cols) {
-  int_half<F, A, MR>(w, 0, nb, x, row, k, out, ldo, cols);
-  if (cols > 8) int_half<F, A, MR>(w, 1, nb, x, row, k, out, ldo, cols - 8);
+inline void int_rows(const TileView<F>& w, int nb, const Quantized& x, int row, float* out, size_t ldo, int cols) {
+  int_half<F, A, MR>(w, 0, nb, x, row, out, ldo, cols);
+  if (cols > 8) int_half<F, A, MR>(w, 1, nb, x, row, out, ldo, cols - 8);
 }
 constexpr int kRowsInt = 4;
 
 #else
 
 template <class F, class A, int MR>
-inline void int_rows(const TileView<F>& w, int nb, const Quantized& x, int row, int k, float* out, size_t ldo, int cols) {
+inline void int_rows(const TileView<F>& w, int nb, const Quantized& x, int row, float* out, size_t ldo, int cols) {
+  constexpr int parity[4] = {0, 2, 1, 3};
   for (int r = 0; r < MR; r++)
     for (int c = 0; c < cols; c++) {
-      const size_t at = size_t(row + r) * size_t(nb);
-      const A* a = (const A*)x.q + size_t(row + r) * size_t(k);
       float acc = 0.0f;
       for (int b = 0; b < nb; b++) {
+        const size_t at = Quantized::at(row + r, nb, b);
+        const A* a = (const A*)x.q + at * kBlock;
         int32_t sum = 0;
-        for (int i = 0; i < kBlock; i++) {
-          const int lies = sizeof(A) == 1 ? i : i / 4 * 4 + kParity[i % 4];
-          sum += (stored<F>(w.q + size_t(b) * block_bytes<F>(), c, i) - F::bias) * a[b * kBlock + lies];
-        }
-        acc = std::fmaf(f16_to_f32(w.d[b * kTile + c]) * x.d[at + b], float(sum), acc);
-        if constexpr (F::offset) acc = std::fmaf(f16_to_f32(w.m[b * kTile + c]), x.s[at + b], acc);
+        for (int i = 0; i < kBlock; i++)
+          sum += (stored<F>(w.q + size_t(b) * block_bytes<F>(), c, i) - F::bias) * a[sizeof(A) == 1 ? i : i / 4 * 4 + parity[i % 4]];
+        acc = std::fmaf(f16_to_f32(w.d[b * kTile + c]) * x.d[at], float(sum), acc);
+        if constexpr (F::offset) acc = std::fmaf(f16_to_f32(w.m[b * kTile + c]), x.s[at], acc);
       }
       out[r * ldo + c] = acc;
     }
@@ -265,17 +247,18 @@ constexpr int kRowsInt = 4;
 
 #endif
 
+// Rows begin at a multiple of kPanel, so that no group of rows crosses a panel.
 template <class F, class A>
 inline void int_tile(const Packed& w, int t, const Quantized& x, int row0, int rows, float* out, size_t ldo) {
   const TileView<F> view(w, t);
   const int nb = w.blocks(), cols = w.n - t * kTile < kTile ? w.n - t * kTile : kTile;
   int r = 0;
   float* o = out + size_t(row0) * ldo + size_t(t) * kTile;
-  for (; r + kRowsInt <= rows; r += kRowsInt) int_rows<F, A, kRowsInt>(view, nb, x, row0 + r, w.k, o + r * ldo, ldo, cols);
+  for (; r + kRowsInt <= rows; r += kRowsInt) int_rows<F, A, kRowsInt>(view, nb, x, row0 + r, o + r * ldo, ldo, cols);
   if constexpr (kRowsInt > 4)
-    for (; r + 4 <= rows; r += 4) int_rows<F, A, 4>(view, nb, x, row0 + r, w.k, o + r * ldo, ldo, cols);
-  for (; r + 2 <= rows; r += 2) int_rows<F, A, 2>(view, nb, x, row0 + r, w.k, o + r * ldo, ldo, cols);
-  for (; r < rows; r++) int_rows<F, A, 1>(view, nb, x, row0 + r, w.k, o + r * ldo, ldo, cols);
+    for (; r + 4 <= rows; r += 4) int_rows<F, A, 4>(view, nb, x, row0 + r, o + r * ldo, ldo, cols);
+  for (; r + 2 <= rows; r += 2) int_rows<F, A, 2>(view, nb, x, row0 + r, o + r * ldo, ldo, cols);
+  for (; r < rows; r++) int_rows<F, A, 1>(view, nb, x, row0 + r, o + r * ldo, ldo, cols);
 }
 
 template <class A>

@@ -37,7 +37,8 @@ void pack_quantized(const Shape& s, const uint8_t* raw, int rows, int nb, uint8_
   const size_t in_block = stored_block_bytes(s), out_block = size_t(kBlock * kTile * s.bits / 8);
   auto* d = (uint16_t*)(tile + size_t(nb) * out_block);
   auto* m = d + size_t(nb) * kTile;
-  std::memset(tile, 0, size_t(nb) * (out_block + size_t(kTile) * 2 * (s.offset ? 2 : 1)));
+  if (rows < kTile) std::memset(tile, 0, size_t(nb) * (out_block + size_t(kTile) * 2 * (s.offset ? 2 : 1)));
+  constexpr uint32_t low = 0x0f0f0f0f;
   for (int c = 0; c < rows; c++)
     for (int b = 0; b < nb; b++) {
       const uint8_t* in = raw + (size_t(c) * nb + b) * in_block;
@@ -46,15 +47,21 @@ void pack_quantized(const Shape& s, const uint8_t* raw, int rows, int nb, uint8_
       const uint8_t* q = in + (s.offset ? 4 : 2);
       uint8_t* out = tile + size_t(b) * out_block + c * 4;
       if (s.bits == 8) {
-        for (int g = 0; g < 8; g++)
-          for (int i = 0; i < 4; i++) out[g * 64 + i] = uint8_t(q[g * 4 + i] ^ 0x80);
+        for (int g = 0; g < 8; g++) {
+          uint32_t four;
+          std::memcpy(&four, q + g * 4, 4);
+          four ^= 0x80808080;
+          std::memcpy(out + g * 64, &four, 4);
+        }
         continue;
       }
-      for (int v = 0; v < 4; v++)  // inputs 8v.. low, 8v + 4.. high; inputs from 16 on lie in the file's high nibbles
-        for (int i = 0; i < 4; i++) {
-          const int at = 8 * v % 16 + i, up = v < 2 ? 0 : 4;
-          out[v * 64 + i] = uint8_t((q[at] >> up & 15) | (q[at + 4] >> up & 15) << 4);
-        }
+      for (int v = 0; v < 4; v++) {  // inputs 8v.. low, 8v + 4.. high; inputs from 16 on lie in the file's high nibbles
+        uint32_t even, odd;
+        std::memcpy(&even, q + v % 2 * 8, 4);
+        std::memcpy(&odd, q + v % 2 * 8 + 4, 4);
+        const uint32_t both = v < 2 ? (even & low) | (odd & low) << 4 : (even >> 4 & low) | (odd & ~low);
+        std::memcpy(out + v * 64, &both, 4);
+      }
     }
 }
 

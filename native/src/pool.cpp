@@ -109,9 +109,10 @@ void Pool::submit(std::shared_ptr<Job> job) {
 void Pool::publish(std::shared_ptr<Job> job) {
   {
     std::lock_guard lock(mutex_);
-    current_ = std::move(job);
+    current_.swap(job);
     generation_.fetch_add(1, std::memory_order_release);
   }
+  // The job before goes only now: its end may need the GIL, whose holder may be waiting for the mutex in submit().
   published_.notify_all();
 }
 

@@ -17,11 +17,6 @@ void require(bool ok, const char* what) {
   if (!ok) throw std::invalid_argument(what);
 }
 
-Quantized at_row(const Quantized& q, size_t row, size_t k) {
-  const size_t nb = k / kBlock;
-  return {q.bytes, q.q + row * k * size_t(q.bytes), q.d + row * nb, q.s + row * nb, q.neg8 + row * nb};
-}
-
 }  // namespace
 
 // Which query rows meet which spans of keys. The same for all layers of a group.
@@ -270,7 +265,7 @@ void StepJob::norm(const Instruction& i, int row) {
   }
   k.norm(x, program_->vectors_[size_t(i.weights[0])].data(), i.real[0], int(d), y);
   if (i.out[2] >= 0) {
-    k.quantize(y, int(d), at_row(buffers[size_t(i.out[2])].q, size_t(row), d));
+    k.quantize(y, int(d), buffers[size_t(i.out[2])].q, row);
   }
 }
 
@@ -288,7 +283,7 @@ void StepJob::act(const Instruction& i, int row) {
   }
   k.silu_mul(buffers[size_t(i.in[0])].x + at, buffers[size_t(i.in[1])].x + at, int(d), y);
   if (i.out[1] >= 0) {
-    k.quantize(y, int(d), at_row(buffers[size_t(i.out[1])].q, size_t(row), d));
+    k.quantize(y, int(d), buffers[size_t(i.out[1])].q, row);
   }
 }
 
@@ -402,7 +397,7 @@ void StepJob::run(int stage, int tile, int worker) {
       }
       case Op::Quantize: {
         const size_t n = width(i.in[0]);
-        k.quantize(f32(i.in[0]) + row * n, int(n), at_row(buffers[size_t(i.out[0])].q, row, n));
+        k.quantize(f32(i.in[0]) + row * n, int(n), buffers[size_t(i.out[0])].q, int(row));
         break;
       }
       case Op::Norm: norm(i, r); break;

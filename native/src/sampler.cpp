@@ -53,12 +53,14 @@ class Noise {
   std::array<uint32_t, 4> words_{};
 };
 
+constexpr float kGreedyBelow = 1e-5f;  // under it z might not be finite
 constexpr double kMostNoise = 22.9;  // the greatest gumbel: u = 1 - 2^-33
 
 // The best of z + gumbel, ties to the lower id; candidates in any order.
 class Race {
  public:
-  explicit Race(const DrawRow& row) : noise_(row) {}
+  // `winner` stands if nobody has a score: logits of NaN, from damaged weights, are no reason to leave the vocabulary.
+  Race(const DrawRow& row, int32_t winner) : noise_(row), winner_(winner) {}
   void enter(float z, int32_t id) {
     if (double(z) + kMostNoise < best_) return;
     const uint32_t word = noise_.word(id);
@@ -71,7 +73,7 @@ class Race {
  private:
   Noise noise_;
   double best_ = -INFINITY;
-  int32_t winner_ = INT32_MAX;
+  int32_t winner_;
 };
 
 void penalize(float* logits, const DrawRow& row, const Slots& slots) {
@@ -163,11 +165,11 @@ std::vector<Candidate> candidates(const Kernels& kernels, const float* z, int n,
 }
 
 int32_t choose(const Kernels& kernels, float* z, int n, const DrawRow& row) {
-  if (row.temperature == 0.0f) return kernels.argmax(z, n);
+  if (row.temperature < kGreedyBelow) return kernels.argmax(z, n);
   if (row.temperature != 1.0f)
     for (int i = 0; i < n; i++) z[i] = z[i] / row.temperature;
   const int32_t likeliest = kernels.argmax(z, n);
-  Race race(row);
+  Race race(row, likeliest);
   race.enter(z[likeliest], likeliest);  // first, so that most others need not run
   if (row.top_k == 0 && row.top_p >= 1.0f && row.min_p == 0.0f) {
     for (int i = 0; i < n; i++)

@@ -63,6 +63,20 @@ inline V exp2i(V n) {
   return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n.x), _mm512_set1_epi32(127)), 23))};
 }
 inline V swap_pairs(V a) { return {_mm512_permute_ps(a.x, 0xB1)}; }
+inline __m256 fold(V a) { return _mm256_add_ps(_mm512_castps512_ps256(a.x), _mm512_extractf32x8_ps(a.x, 1)); }
+inline __m256 fold_max(V a) { return _mm256_max_ps(_mm512_castps512_ps256(a.x), _mm512_extractf32x8_ps(a.x, 1)); }
+// Whole numbers as bytes, in order; their sum.
+inline int32_t store_integers(int8_t* p, V a) {
+  const __m512i n = _mm512_cvtps_epi32(a.x);
+  _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(n));
+  return _mm512_reduce_add_epi32(n);
+}
+// Whole numbers as int16, each four of them as 0, 2, 1, 3; their sum.
+inline int32_t store_integers(int16_t* p, V a) {
+  const __m512i n = _mm512_cvtps_epi32(a.x);
+  _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(_mm512_shuffle_epi32(n, _MM_PERM_DBCA)));
+  return _mm512_reduce_add_epi32(n);
+}
 
 #elif PAGODA_AVX2
 
@@ -121,6 +135,27 @@ inline __m256 exp2i_half(__m256 n) {
 }
 inline V exp2i(V n) { return {exp2i_half(n.lo), exp2i_half(n.hi)}; }
 inline V swap_pairs(V a) { return {_mm256_permute_ps(a.lo, 0xB1), _mm256_permute_ps(a.hi, 0xB1)}; }
+inline __m256 fold(V a) { return _mm256_add_ps(a.lo, a.hi); }
+inline __m256 fold_max(V a) { return _mm256_max_ps(a.lo, a.hi); }
+inline int32_t sum_integers(__m256i lo, __m256i hi) {
+  const __m256i s = _mm256_add_epi32(lo, hi);
+  __m128i t = _mm_add_epi32(_mm256_castsi256_si128(s), _mm256_extracti128_si256(s, 1));
+  t = _mm_add_epi32(t, _mm_shuffle_epi32(t, 0x4E));
+  return _mm_cvtsi128_si32(_mm_add_epi32(t, _mm_shuffle_epi32(t, 0xB1)));
+}
+// Whole numbers as bytes, in order; their sum.
+inline int32_t store_integers(int8_t* p, V a) {
+  const __m256i lo = _mm256_cvtps_epi32(a.lo), hi = _mm256_cvtps_epi32(a.hi);
+  const __m256i w = _mm256_permute4x64_epi64(_mm256_packs_epi32(lo, hi), 0xD8);
+  _mm_storeu_si128((__m128i*)p, _mm_packs_epi16(_mm256_castsi256_si128(w), _mm256_extracti128_si256(w, 1)));
+  return sum_integers(lo, hi);
+}
+// Whole numbers as int16, each four of them as 0, 2, 1, 3; their sum.
+inline int32_t store_integers(int16_t* p, V a) {
+  const __m256i lo = _mm256_shuffle_epi32(_mm256_cvtps_epi32(a.lo), 0xD8), hi = _mm256_shuffle_epi32(_mm256_cvtps_epi32(a.hi), 0xD8);
+  _mm256_storeu_si256((__m256i*)p, _mm256_permute4x64_epi64(_mm256_packs_epi32(lo, hi), 0xD8));
+  return sum_integers(lo, hi);
+}
 
 #else  // scalar: the bit oracle
 
@@ -191,27 +226,48 @@ inline V exp2i(V n) {
 inline V swap_pairs(V a) {
   return each([&](int i) { return a.x[i ^ 1]; });
 }
+// Whole numbers as bytes, in order; their sum.
+inline int32_t store_integers(int8_t* p, V a) {
+  int32_t sum = 0;
+  for (int i = 0; i < 16; i++) sum += p[i] = int8_t(a.x[i]);
+  return sum;
+}
+// Whole numbers as int16, each four of them as 0, 2, 1, 3; their sum.
+inline int32_t store_integers(int16_t* p, V a) {
+  constexpr int place[4] = {0, 2, 1, 3};
+  int32_t sum = 0;
+  for (int i = 0; i < 16; i++) sum += p[i / 4 * 4 + place[i % 4]] = int16_t(a.x[i]);
+  return sum;
+}
 
 #endif
 
 // The one combining tree: lane i + lane i+8, then +4, +2, +1.
+#if PAGODA_AVX512 || PAGODA_AVX2
 inline float reduce_add(V a) {
-  alignas(64) float t[16];
-  store(t, a);
-  for (int i = 0; i < 8; i++) t[i] = t[i] + t[i + 8];
-  for (int i = 0; i < 4; i++) t[i] = t[i] + t[i + 4];
-  t[0] = t[0] + t[2];
-  t[1] = t[1] + t[3];
-  return t[0] + t[1];
+  const __m256 eight = fold(a);
+  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
-
 inline float reduce_max(V a) {
-  alignas(64) float t[16];
-  store(t, a);
-  for (int h = 8; h > 0; h /= 2)
-    for (int i = 0; i < h; i++) t[i] = t[i] > t[i + h] ? t[i] : t[i + h];
-  return t[0];
+  const __m256 eight = fold_max(a);
+  const __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
 }
+#else
+inline float reduce_add(V a) {
+  for (int h = 8; h > 0; h /= 2)
+    for (int i = 0; i < h; i++) a.x[i] = a.x[i] + a.x[i + h];
+  return a.x[0];
+}
+inline float reduce_max(V a) {
+  for (int h = 8; h > 0; h /= 2)
+    for (int i = 0; i < h; i++) a.x[i] = a.x[i] > a.x[i + h] ? a.x[i] : a.x[i + h];
+  return a.x[0];
+}
+#endif
 
 // e^x, to about 1 ulp. 0 below -87.33, so that no denormal appears; infinite above 88.37, the last of its binade.
 // x = n ln 2 + r, |r| <= ln 2 / 2; ln 2 in two parts (Cody & Waite); e^r by its Taylor polynomial of degree 7.

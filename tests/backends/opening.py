@@ -23,10 +23,11 @@ def opened(name: str, **options: Any) -> Backend:
 
 
 def cpu_variants(activations: str) -> Iterator[tuple[str, Backend]]:
-    """The native backend in each instruction set this machine has, with 1 to 4 threads; the first is scalar's."""
+    """The native backend: first scalar, the oracle; then each other instruction set of this machine with 3 threads, and
+    the best with 1, 2 and 4 as well, and once without fusions."""
     opened("cpu", activations=activations)
-    isas = list(import_module("pagoda.backends.cpu").isas())
-    isas.sort(key=lambda isa: isa != "scalar")
-    for isa in isas:
-        for threads in (1, 2, 3, 4):
-            yield f"{isa}, {threads} threads", opened("cpu", activations=activations, isa=isa, threads=threads)
+    best, *others = [isa for isa in import_module("pagoda.backends.cpu").isas() if isa != "scalar"] or ["scalar"]
+    variants = [("scalar", 1), *((best, threads) for threads in (1, 2, 3, 4)), *((isa, 3) for isa in others)]
+    for isa, threads in variants:
+        yield f"{isa}, {threads} threads", opened("cpu", activations=activations, isa=isa, threads=threads)
+    yield f"{best}, unfused", opened("cpu", activations=activations, isa=best, threads=2, fuse=False)

@@ -7,6 +7,7 @@ there the terms are looser.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 
 from pagoda.backends import BACKENDS
 from pagoda.backends.ops import Ops
+from pagoda.config import ACTIVATIONS
 from pagoda.errors import MemoryLimit
 
 from .cases import Case, open_store, plain_step, run
@@ -23,8 +25,7 @@ from .tiny import tiny_mixed, tiny_prompts
 from .verbs import CASES, attention
 
 OTHERS = [name for name in BACKENDS if name != "reference"]
-SIMPLE = [case for verb, cases in CASES.items() if verb != "linear" for case in cases()]
-LINEAR = list(CASES["linear"]())
+SIMPLE = [case for verb, cases in CASES.items() if verb != "linear" for case in cases]
 
 
 def test_every_verb_has_cases() -> None:
@@ -38,44 +39,59 @@ def test_verb(name: str, case: Case) -> None:
 
 
 @pytest.mark.parametrize("name", OTHERS)
-@pytest.mark.parametrize("activations", ["int16", "int8", "f32"])
-@pytest.mark.parametrize("case", LINEAR, ids=str)
+@pytest.mark.parametrize("activations", ACTIVATIONS)
+@pytest.mark.parametrize("case", CASES["linear"], ids=str)
 def test_linear(name: str, activations: str, case: Case) -> None:
-    assert_close(
-        case, run(opened(name, activations=activations), case), run(opened("reference", activations=activations), case)
-    )
+    got, want = (run(opened(backend, activations=activations), case) for backend in (name, "reference"))
+    assert_close(case, got, want)
+
+
+# f32 sums differ by rounding alone. A key or value on the border between two f16 numbers may be stored as either, and
+# an activation on the border between two integers may be read as either: fewer and fewer digits are left.
+MODEL_TOLERANCE = {
+    ("f32", "f32"): 2e-5,
+    ("f32", "f16"): 1e-3,
+    ("int16", "f32"): 1e-3,
+    ("int16", "f16"): 1e-3,
+    ("int8", "f32"): 0.1,
+    ("int8", "f16"): 0.1,
+}
 
 
 @pytest.mark.parametrize("name", OTHERS)
-@pytest.mark.parametrize("kv_format", ["f32", "f16"])
-@pytest.mark.parametrize(("activations", "tolerance"), [("int16", 1e-3), ("int8", 5e-2), ("f32", 5e-4)])
+@pytest.mark.parametrize(("activations", "kv_format"), MODEL_TOLERANCE)
 @pytest.mark.parametrize("make", [tiny_prompts, tiny_mixed])
-def test_model(name: str, activations: str, tolerance: float, make: type[Case], kv_format: str) -> None:
-    case = replace(make(kv_format=kv_format), tolerance=tolerance)
-    assert_close(
-        case, run(opened(name, activations=activations), case), run(opened("reference", activations=activations), case)
-    )
+def test_model(name: str, activations: str, kv_format: str, make: Callable[..., Case]) -> None:
+    case = replace(make(kv_format=kv_format), tolerance=MODEL_TOLERANCE[activations, kv_format])
+    got, want = (run(opened(backend, activations=activations), case) for backend in (name, "reference"))
+    assert_close(case, got, want)
+    for output in ("R.hidden", "S.logits"):
+        x, y = (np.concatenate([step[output] for step in steps]) for steps in (got, want))
+        assert np.linalg.norm(x - y) < case.tolerance / 8 * np.linalg.norm(y)
 
 
 @pytest.mark.parametrize("name", BACKENDS)
 def test_outputs_are_copies(name: str) -> None:
-    case = next(CASES["input"]())
+    case = CASES["input"][2]
     backend = opened(name)
     program = backend.program(lambda ops: case.build(ops, []))
     first = program.run(open_store(backend, case), case.steps[0])
     kept = {key: x.copy() for key, x in first.items()}
     given = {key: x.copy() for key, x in case.steps[0].inputs.items()}
+    other = replace(case.steps[0], inputs={key: x + 1 for key, x in given.items()})
+    program.run(open_store(backend, case), other)
+    assert_same([first], [kept], "the first result, after another run")
     for x in first.values():
         x += 1
-    second = program.run(open_store(backend, case), case.steps[0])
-    assert_same([second], [kept], "after writing into the first result")
+    again = program.run(open_store(backend, case), case.steps[0])
+    assert_same([again], [kept], "after writing into the first result")
     assert_same([case.steps[0].inputs], [given], "the step's own arrays")
 
 
 @pytest.mark.parametrize("name", BACKENDS)
 def test_one_program_takes_steps_of_any_size(name: str) -> None:
     """Large after small, small after large: nothing is left over from the step before."""
-    cases = [case for case in CASES["output"]()]
+    cases = CASES["output"]
     backend = opened(name)
     program = backend.program(lambda ops: cases[0].build(ops, []))
     for i in (0, 2, 1, 2, 0):

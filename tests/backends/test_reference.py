@@ -13,7 +13,8 @@ import pytest
 
 from pagoda.backends import open_backend
 from pagoda.backends.ops import Floats, KVGroup, KVLayer, Ops, RopeTable, Step
-from pagoda.backends.reference import ReferenceKVStore, check_step, quantise_rows
+from pagoda.backends.reference import check_step, quantise_rows
+from pagoda.backends.reference_store import ReferenceKVStore
 from pagoda.errors import InvalidConfig, MemoryLimit
 
 from .cases import Case, make_step, plain_step, run
@@ -288,6 +289,7 @@ def test_refuses_wrong_steps() -> None:
         ({"positions": ints(1, 1, 5)}, "must ascend within a sequence"),
         ({"sampled": ints(3)}, "ascending rows under 3"),
         ({"sampled": ints(2, 0)}, "ascending rows under 3"),
+        ({"slots": ints(7)}, "one slot for each of 2 sequences"),
         ({"tables": ()}, "one table for each of 1 KV groups"),
         ({"tables": (np.zeros((1, 2), np.int32),)}, "page table must be"),
         ({"tables": (np.zeros((2, 2), np.int64),)}, "page table must be"),
@@ -321,7 +323,7 @@ def test_refuses_another_backends_store() -> None:
 
     def build(ops: Ops) -> None: ...
 
-    with pytest.raises(ValueError, match="its own KV store, got Other"):
+    with pytest.raises(ValueError, match="a KV store and slots of its own"):
         open_backend("reference").program(build).run(Other(), plain_step(1))
 
 

@@ -28,6 +28,27 @@ def uneven(rng: np.random.Generator, rows: int, width: int) -> Floats:
     return x.astype(np.float32)
 
 
+def borders(rng: np.random.Generator, rows: int, width: int) -> Floats:
+    """Numbers within a rounding or two of the border between two int8 values: other arithmetic than is laid down for
+    quantising activations gives other integers. The first row's borders are met exactly: ties go to even."""
+    x = np.empty((rows, width), np.float32)
+    for start in range(0, width, 32):
+        amax = rng.uniform(0.1, 10, (rows, 1)).astype(np.float32)
+        amax[0] = 127
+        block = (amax * (rng.integers(-127, 127, (rows, 32)) + 0.5) / 127).astype(np.float32)
+        towards = np.float32([-np.inf, 0, np.inf])[rng.integers(0, 3, block.shape)]
+        x[:, start : start + 32] = np.where(towards == 0, block, np.nextafter(block, towards))
+        x[0, start : start + 32] = block[0]
+        x[:, start + 5] = amax[:, 0]
+    return x
+
+
+def vanishing(rng: np.random.Generator, rows: int, width: int) -> Floats:
+    """Blocks from small to subnormal, where 127 / max|x| overflows: finite in, finite out."""
+    exponents = np.repeat(rng.integers(-44, -28, (rows, width // 32)), 32, axis=1)
+    return (rng.uniform(-1, 1, (rows, width)) * 10.0**exponents).astype(np.float32)
+
+
 def some_rows(rng: np.random.Generator, rows: int) -> list[int]:
     """Rows to sample, ascending; now and then none, now and then all."""
     count = int(rng.choice([0, 1, rows, rng.integers(0, rows + 1)]))
@@ -54,12 +75,17 @@ def embed_cases() -> Iterator[Case]:
 
 
 def _product(
-    rows: int, k: int, weights: Sequence[tuple[str, int]], seed: int, sampled: Sequence[int] | None = None
+    rows: int,
+    k: int,
+    weights: Sequence[tuple[str, int]],
+    seed: int,
+    sampled: Sequence[int] | None = None,
+    make: Callable[[np.random.Generator, int, int], Floats] = uneven,
 ) -> Case:
     """`linear` of one x by weights given as (format, n); of the sampled rows alone if `sampled` is given."""
     rng = np.random.default_rng(seed)
     cls = "R" if sampled is None else "S"
-    x = uneven(rng, rows if sampled is None else len(sampled), k)
+    x = make(rng, rows if sampled is None else len(sampled), k)
     tensors = tuple(random_tensor(rng, name, (n, k), 0.3) for name, n in weights)
 
     def build(ops: Any, w: list[Any]) -> None:
@@ -72,7 +98,7 @@ def _product(
 
     size = np.linalg.norm(x.astype(np.float64), axis=1).astype(np.float32) * 0.3
     return Case(
-        f"linear-{'+'.join(f'{name}x{n}' for name, n in weights)}-{cls}{len(x)}x{k}",
+        f"linear-{make.__name__}-{'+'.join(f'{name}x{n}' for name, n in weights)}-{cls}{len(x)}x{k}",
         build,
         (plain_step(rows, sampled or (), inputs={f"{cls}.x": x}),),
         tensors,
@@ -95,7 +121,13 @@ def linear_cases() -> Iterator[Case]:
         yield _product(rows, 64, [("f32", 5), ("q4_0", 40), ("bf16", 17)], rows)
     yield _product(40, 96, [("q8_0", 257)], 1, sampled=[0, 7, 39])
     yield _product(5, 96, [("q4_1", 100)], 2, sampled=[])
+    for name in QUANTISED:
+        yield _product(9, 160, [(name, 40)], 4, make=borders)
+        yield _product(5, 96, [(name, 9)], 5, make=vanishing)
+    # Enough work that threads share it.
     yield _product(3, 2048, [("q4_0", 64)], 3)
+    yield _product(1, 96, [("q8_0", 6001)], 6)
+    yield _product(70, 576, [("q4_1", 768), ("q4_1", 192)], 7)
 
 
 def norm_cases() -> Iterator[Case]:
@@ -271,15 +303,15 @@ def output_cases() -> Iterator[Case]:
         yield Case(f"output-{rows}", build, (step,), tolerance=0)
 
 
-CASES: dict[str, Callable[[], Iterator[Case]]] = {
-    "embed": embed_cases,
-    "linear": linear_cases,
-    "norm": norm_cases,
-    "rope": rope_cases,
-    "attend": attend_cases,
-    "act": act_cases,
-    "add": add_cases,
-    "pick": pick_cases,
-    "input": input_cases,
-    "output": output_cases,
+CASES = {
+    "embed": [*embed_cases()],
+    "linear": [*linear_cases()],
+    "norm": [*norm_cases()],
+    "rope": [*rope_cases()],
+    "attend": [*attend_cases()],
+    "act": [*act_cases()],
+    "add": [*add_cases()],
+    "pick": [*pick_cases()],
+    "input": [*input_cases()],
+    "output": [*output_cases()],
 }

@@ -100,7 +100,7 @@ def test_lengths_move_when_a_plan_is_closed():
     roster.add(state())
     (sequence,) = roster.live.values()
     roster.admit(sequence)
-    outline = Outline(8, 0)
+    outline = Outline(8)
     outline.add(sequence, 3, cache.extend(0, 0, 3), cache.table(0))
     assert (sequence.computed, sequence.known, outline.rows) == (0, 3, 5)
     plan = outline.close(1, ())

@@ -227,6 +227,7 @@ def test_the_watchdog_ends_what_hangs_and_the_thread_that_wakes_later_says_nothi
     assert [e.finish for e in recorder.finals()] == [FinishReason.ERROR] * 3
     assert "no step was finished for 0.2 s" in str(recorder.events[0].error)
     assert not engine.health().alive
+    runner.fault = ValueError("and then it fails as well")
     runner.gate.set()
     engine._thread.join(20)
     assert not engine._thread.is_alive()
@@ -284,6 +285,23 @@ def test_close_drains_and_then_ends_the_rest(engines):
     assert long.finals()[0].finish is FinishReason.ERROR
     assert not engine._thread.is_alive()
     assert not runner.flights, "nothing is left half done with the runner"
+
+
+def test_a_closing_engine_takes_no_more_and_finishes_what_it_has(engines):
+    runner = GatedRunner(CAPACITY)
+    engine = engines(runner)
+    recorder = Recorder()
+    engine.submit(request(CAPACITY, max_tokens=5, ignore_eos=True), recorder)
+    closing = threading.Thread(target=engine.close, args=(20,))
+    closing.start()
+    while engine.health().alive:
+        time.sleep(0.01)
+    with pytest.raises(EngineDied, match="closed"):
+        engine.submit(request(CAPACITY, request_id="late"), recorder)
+    runner.gate.set()
+    closing.join(20)
+    assert recorder.finals()[0].finish is FinishReason.LENGTH
+    assert len(recorder.events) == 5
 
 
 def test_an_engine_that_was_not_started_is_not_alive():

@@ -54,10 +54,12 @@ class Traffic:
     chunk: int = 8
     max_num_seqs: int = 4
     steps_in_flight: int = 2
+    max_model_len: int = 64
+    short: int = 0
     events: dict = field(default_factory=lambda: defaultdict(list))
 
     def play(self, limit=5000):
-        self.capacity = capacity(self.pages, self.page_size)
+        self.capacity = capacity(self.pages, self.page_size, self.max_model_len)
         self.runner = FakeRunner(self.capacity, self.chunk, self.max_num_seqs, self.steps_in_flight)
         self.observer = Counting()
         config = SchedulerConfig(self.max_num_seqs, self.chunk, self.steps_in_flight)
@@ -83,8 +85,11 @@ class Traffic:
                     if ask.cancel_after is not None and ask.at + ask.cancel_after == step:
                         assert all(s.state.request.id != req.id for s in roster.live.values()), "pages are not free"
                 roster.check()
+                due, plans = {s.id: s.due() for s in roster.running}, len(self.runner.plans)
                 engine._step()
                 roster.check()
+                if len(self.runner.plans) > plans:
+                    self.look_at(due, self.runner.plans[-1])
             elif step > last:
                 break
         else:
@@ -92,6 +97,20 @@ class Traffic:
         assert not len(engine._requests)
         assert roster.state().pages_used == 0
         assert not self.runner.flights
+
+    def look_at(self, due, plan):
+        """What one plan owes those that ran before it and those that it admits."""
+        placed = {chunk.sequence: len(chunk.tokens) for chunk in plan.chunks}
+        admitted = placed.keys() - due.keys()
+        running = [s.id for s in self.engine._roster.running]
+        assert len(running) <= self.max_num_seqs
+        assert set(running) - due.keys() <= admitted, "who is admitted gets a chunk at once"
+        short = [s for s, tokens in due.items() if tokens and s not in placed]
+        self.short += len(short)
+        assert not (short and admitted), "a newcomer takes what an older one is short of"
+        assert all(tokens <= 1 for s, tokens in due.items() if s != max(due)), "an older prompt is left unfinished"
+        waiting = list(self.engine._roster.waiting._sequences)
+        assert not waiting or not running or waiting[0] > min(running) or due, "the oldest waits"
 
     def compare(self):
         for ask, req in zip(self.asks, self.requests, strict=True):
@@ -172,6 +191,34 @@ def test_preemption_happens_and_loses_nothing(steps_in_flight):
     finals = [events[-1] for events in traffic.events.values()]
     assert sum(final.timings.preemptions for final in finals) == traffic.observer.preemptions
     assert traffic.events["0", 0][-1].timings.preemptions == 0, "the oldest is never preempted"
+
+
+def test_nobody_is_admitted_while_a_prompt_is_short_of_pages():
+    """Four sequences grow while a long prompt is computed in chunks, until its last chunk does not fit; a request
+    that would fit must wait all the same.
+    """
+    asks = [Ask((1, i), 60, seed=i, ignore_eos=True) for i in range(4)]
+    asks += [Ask(tuple([3] * 90), 2, at=2, ignore_eos=True), Ask((4,), 2, at=3, ignore_eos=True)]
+    traffic = Traffic(asks, pages=(111,), page_size=1, chunk=34, max_num_seqs=8, max_model_len=128)
+    traffic.play()
+    traffic.compare()
+    assert traffic.short > 0
+
+
+def test_a_newcomer_waits_for_pages_that_who_runs_will_want_next():
+    asks = [Ask((1, 2, 3, 4), 4, ignore_eos=True), Ask((5, 6, 7), 2, ignore_eos=True)]
+    traffic = Traffic(asks, pages=(2,), page_size=4)
+    traffic.play()
+    traffic.compare()
+    assert traffic.observer.preemptions == 0
+    assert all(len(plan.chunks) == 1 for plan in traffic.runner.plans)
+
+
+def test_a_choice_needs_no_pages_for_what_it_shares():
+    traffic = Traffic([Ask((1,) * 9, 3, n=2, ignore_eos=True)], pages=(6,), page_size=4, chunk=16)
+    traffic.play()
+    traffic.compare()
+    assert traffic.runner.rows == 8 + 2 * 3
 
 
 def test_a_preempted_choice_recomputes_alone_or_from_a_sibling():

@@ -2,8 +2,8 @@
 
 What it computes is what docs/arithmetic.md says, without the order of summation: other backends must come within a
 tolerance of it. Values between verbs are rounded to f32. A program runs its verbs as they are called, so a mistake in
-a model shows in the traceback, at its verb. It also checks what faster backends take on trust: the step's shapes and
-order, ids, page numbers, and that attention never reads a slot that was not written.
+a model shows in the traceback, at its verb. It also checks what faster backends take on trust: every shape, and the
+step's order, ids and positions.
 
 It knows nothing of models, requests or formats: a stored tensor dequantizes itself.
 """
@@ -11,25 +11,43 @@ It knows nothing of models, requests or formats: a stored tensor dequantizes its
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from time import perf_counter
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from pagoda.backends.ops import Floats, Ints, KVGroup, KVLayer, KVStore, Ops, RopeTable, Rows, Step, StoredTensor
+from pagoda.backends.ops import (
+    Draw,
+    Floats,
+    Ints,
+    KVGroup,
+    KVLayer,
+    KVStore,
+    Ops,
+    RopeTable,
+    Rows,
+    Slots,
+    Step,
+    StepOutput,
+    StoredTensor,
+)
+from pagoda.backends.reference_store import ReferenceKVStore, ReferenceSlots
+from pagoda.backends.sampling import likeliest, log_softmax, sample
 from pagoda.config import ACTIVATIONS, KV_FORMATS
 from pagoda.errors import InvalidConfig, MemoryLimit
 
 Doubles = npt.NDArray[np.float64]
 
+LOGITS = "logits"
+"""The output that draws sample."""
 UNQUANTISED = ("f32", "f16", "bf16")
 """Weight formats that read activations as they are."""
 BLOCK = 32
 """Activations are quantised in runs of this many."""
 TOPS = {"int8": 127, "int16": 32767}
 """The largest integer of each kind of activation."""
-_KV_TYPES = {"f32": np.float32, "f16": np.float16}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,65 +77,6 @@ def quantise_rows(x: Floats, top: int) -> Doubles:
         d = amax / np.float32(top)
         result[:, start : start + BLOCK] = q.astype(np.float64) * d
     return result
-
-
-class ReferenceKVStore:
-    """Keys and values as arrays [layers, pages, page_size, heads, head_dim] per group, in their stored type."""
-
-    def __init__(self, groups: Sequence[KVGroup], pages: Sequence[int], page_size: int, kv_format: str) -> None:
-        shapes = [(g.layers, n, page_size, g.heads, g.head_dim) for g, n in zip(groups, pages, strict=True)]
-        kind = _KV_TYPES[kv_format]
-        self.groups = tuple(groups)
-        self.page_size = page_size
-        # Not a number until written: a slot read too early would spoil every result it reaches.
-        self.keys = [np.full(shape, np.nan, kind) for shape in shapes]
-        self.values = [np.full(shape, np.nan, kind) for shape in shapes]
-        self.written = [np.zeros(shape[:3], np.bool_) for shape in shapes]
-
-    def copy(self, group: int, source: int, target: int, slots: int) -> None:
-        """Copy the first `slots` slots of a page, in every layer."""
-        self._check_pages(group, np.array([source, target]))
-        if not 0 <= slots <= self.page_size:
-            raise ValueError(f"a page has {self.page_size} slots, asked to copy {slots}")
-        for array in (self.keys[group], self.values[group], self.written[group]):
-            array[:, target, :slots] = array[:, source, :slots]
-
-    def write(self, kv: KVLayer, pages: Ints, slots: Ints, k: Floats, v: Floats) -> None:
-        """Store k and v [rows, heads * head_dim], row i in slot slots[i] of page pages[i]."""
-        self._check_pages(kv.group, pages)
-        if len(np.unique(pages.astype(np.int64) * self.page_size + slots)) != len(pages):
-            raise ValueError(f"two rows of one step write the same slot of KV group {kv.group}")
-        for array, x in ((self.keys[kv.group], k), (self.values[kv.group], v)):
-            # Numbers that f16 does not hold become infinite, as in hardware.
-            with np.errstate(over="ignore"):
-                array[kv.layer, pages, slots] = x.reshape(-1, kv.heads, kv.head_dim).astype(array.dtype)
-        self.written[kv.group][kv.layer, pages, slots] = True
-
-    def read(self, kv: KVLayer, table: Ints, count: int) -> tuple[Doubles, Doubles]:
-        """Keys and values of positions 0 to count - 1 of the sequence with this page table: [count, heads, dim]."""
-        pages = table[: -(-count // self.page_size)]
-        self._check_pages(kv.group, pages)
-        missing = ~self.written[kv.group][kv.layer, pages].reshape(-1)[:count]
-        if missing.any():
-            raise ValueError(f"position {int(missing.argmax())} of KV group {kv.group} is read but was never written")
-        k, v = (
-            array[kv.layer, pages].reshape(-1, kv.heads, kv.head_dim)[:count].astype(np.float64)
-            for array in (self.keys[kv.group], self.values[kv.group])
-        )
-        return k, v
-
-    def check(self) -> None:
-        """Assert that written and unwritten slots are what they claim to be."""
-        for keys, values, written in zip(self.keys, self.values, self.written, strict=True):
-            assert keys.shape == values.shape
-            assert written.shape == keys.shape[:3]
-            for array in (keys, values):
-                assert np.isnan(array[~written]).all(), "a slot that was never written holds a number"
-
-    def _check_pages(self, group: int, pages: npt.NDArray[Any]) -> None:
-        have = self.written[group].shape[1]
-        if len(pages) and not 0 <= pages.min() <= pages.max() < have:
-            raise ValueError(f"KV group {group} has pages 0 to {have - 1}, got {pages.tolist()}")
 
 
 class ReferenceOps:
@@ -247,14 +206,12 @@ def _check_same(x: Floats, y: Floats) -> None:
 def _attention(q: Floats, keys: Doubles, values: Doubles, scale: float) -> Doubles:
     """One row's attention: q [H * dim], keys and values [n, G, dim] -> [H * dim]; head h reads key head h * G / H."""
     groups, dim = keys.shape[1:]
-    heads = q.reshape(-1, dim).astype(np.float64)
-    per_group = len(heads) // groups
+    heads = q.reshape(groups, -1, dim).astype(np.float64)
     result = np.empty_like(heads)
-    for h, head in enumerate(heads):
-        g = h // per_group
-        scores = keys[:, g] @ head * scale
-        weights = np.exp(scores - scores.max())
-        result[h] = weights @ values[:, g] / weights.sum()
+    for g in range(groups):
+        scores = heads[g] @ keys[:, g].T * scale
+        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+        result[g] = weights @ values[:, g] / weights.sum(axis=1, keepdims=True)
     return result.reshape(-1)
 
 
@@ -265,11 +222,11 @@ def check_step(step: Step, groups: int) -> None:
         ValueError: it does not hold; the message says which part.
     """
     rows = len(step.ids)
-    integers = {"ids": step.ids, "positions": step.positions, "sequences": step.sequences, "sampled": step.sampled}
-    for name, array in integers.items():
+    for name in ("ids", "positions", "sequences", "sampled", "slots"):
+        array = getattr(step, name)
         if array.dtype != np.int32 or array.ndim != 1:
             raise ValueError(f"Step.{name} must be one row of int32, got {array.ndim} axes of {array.dtype}")
-        if name != "sampled" and len(array) != rows:
+        if name in ("positions", "sequences") and len(array) != rows:
             raise ValueError(f"Step.{name} must have {rows} numbers, one for each of Step.ids, got {len(array)}")
     if rows == 0:
         raise ValueError("a step has at least one row")
@@ -283,11 +240,28 @@ def check_step(step: Step, groups: int) -> None:
     sampled = step.sampled
     if len(sampled) and (sampled.min() < 0 or sampled.max() >= rows or (np.diff(sampled) < 0).any()):
         raise ValueError(f"Step.sampled must be ascending rows under {rows}, got {sampled.tolist()}")
+    _check_sequences(step, int(step.sequences[-1]) + 1, groups)
+
+
+def _check_sequences(step: Step, sequences: int, groups: int) -> None:
+    if len(step.slots) not in (0, sequences):
+        raise ValueError(f"Step.slots must have one slot for each of {sequences} sequences, got {step.slots.tolist()}")
     if len(step.tables) != groups:
         raise ValueError(f"Step.tables must have one table for each of {groups} KV groups, got {len(step.tables)}")
     for table in step.tables:
-        if table.dtype != np.int32 or table.ndim != 2 or len(table) <= step.sequences.max():
-            raise ValueError(f"a page table must be [sequences, pages] of int32, got {table.shape} of {table.dtype}")
+        if table.dtype != np.int32 or table.ndim != 2 or len(table) != sequences:
+            raise ValueError(f"a page table must be [{sequences}, pages] of int32, got {table.shape} of {table.dtype}")
+
+
+@dataclass(frozen=True, slots=True)
+class ReferencePending:
+    """A step that has been computed already."""
+
+    output: StepOutput
+
+    def wait(self) -> StepOutput:
+        """At once."""
+        return self.output
 
 
 class ReferenceProgram:
@@ -297,14 +271,57 @@ class ReferenceProgram:
         self._build = build
         self._activations = activations
 
+    def submit(
+        self, kv: KVStore, step: Step, slots: Slots | None = None, draws: Sequence[Draw] = (), outputs: bool = False
+    ) -> ReferencePending:
+        """Compute one step and sample it.
+
+        Raises:
+            ValueError: the step is not well formed.
+        """
+        began = perf_counter()
+        if not isinstance(kv, ReferenceKVStore) or not isinstance(slots, ReferenceSlots | None):
+            raise ValueError(f"the reference backend needs a KV store and slots of its own, got {kv} and {slots}")
+        slots = ReferenceSlots() if slots is None else slots
+        check_step(step, len(kv.groups))
+        for slot, prompt in step.starts:
+            slots.start(slot, prompt)
+        for group, source, target, count in step.copies:
+            kv.copy(group, source, target, count)
+        ops = ReferenceOps(kv, replace(step, ids=_known_ids(step, slots)), self._activations)
+        self._build(ops)
+        tokens, logprobs, top = _sample(ops.outputs, step, slots, draws) if draws else ((), (), ())
+        seconds = perf_counter() - began
+        return ReferencePending(StepOutput(ops.outputs if outputs else {}, tokens, logprobs, top, seconds))
+
     def run(self, kv: KVStore, step: Step) -> dict[str, Floats]:
         """Run one step; the arrays handed out by `Ops.output`, copied."""
-        if not isinstance(kv, ReferenceKVStore):
-            raise ValueError(f"the reference backend needs its own KV store, got {type(kv).__name__}")
-        check_step(step, len(kv.groups))
-        ops = ReferenceOps(kv, step, self._activations)
-        self._build(ops)
-        return ops.outputs
+        return self.submit(kv, step, outputs=True).wait().outputs
+
+
+def _known_ids(step: Step, slots: ReferenceSlots) -> Ints:
+    """`Step.ids` with every -1 replaced by the token that its sequence sampled last."""
+    ids = step.ids.copy()
+    if len(step.slots):
+        for row in np.flatnonzero(ids == -1):
+            ids[row] = slots.last(int(step.slots[step.sequences[row]]))
+    return ids
+
+
+Drawn = tuple[tuple[int, ...], tuple[float, ...], tuple[tuple[tuple[int, float], ...], ...]]
+
+
+def _sample(outputs: dict[str, Floats], step: Step, slots: ReferenceSlots, draws: Sequence[Draw]) -> Drawn:
+    """Tokens, log-probabilities and likeliest tokens of each sampled row; the tokens are appended to their slots."""
+    if LOGITS not in outputs or len(draws) != len(step.sampled):
+        raise ValueError(f"one draw is needed for each of {len(step.sampled)} rows of {LOGITS!r}, got {len(draws)}")
+    tokens = tuple(sample(x, d, *slots.tokens(d.slot)).token for x, d in zip(outputs[LOGITS], draws, strict=True))
+    logprobs, top = [], []
+    for x, draw, token in zip(outputs[LOGITS], draws, tokens, strict=True):
+        slots.push(draw.slot, token)
+        logprobs.append(float(log_softmax(x)[token]) if draw.logprobs >= 0 else 0.0)
+        top.append(likeliest(x, max(draw.logprobs, 0)))
+    return tokens, tuple(logprobs), tuple(top)
 
 
 class ReferenceBackend:
@@ -338,6 +355,10 @@ class ReferenceBackend:
             return ReferenceKVStore(groups, pages, page_size, kv_format)
         except MemoryError as error:
             raise MemoryLimit(f"no memory for {tuple(pages)} KV pages: {error}; ask for fewer") from error
+
+    def slots(self) -> ReferenceSlots:
+        """Room for sequences' tokens."""
+        return ReferenceSlots()
 
     def program(self, build: Callable[[Ops], None]) -> ReferenceProgram:
         """Turn a function that calls verbs into a program."""

@@ -1,19 +1,18 @@
 """How a token is chosen from a row of logits: the reference that the native sampler agrees with, token for token.
 
-Knows logits, parameters and the token's place; knows nothing of batches, programs or text. Pure functions: a token
-depends on its logits, its parameters, its history (for the penalties), its seed, choice and position, and on nothing
-else.
+Knows one row of logits and its `Draw`; knows nothing of batches, programs or text. Pure functions: a token depends on
+its logits, its parameters, its history (for the penalties), its seed, choice and position, and on nothing else.
 
-The rule, for one row of f32 logits l[V]; arithmetic is float64 wherever nothing else is said:
+The rule, for one row of f32 logits l[V]. Parameters are rounded to f32 first. Steps 2 to 4 are f32 arithmetic, every
+operation rounded, so that all implementations have equal numbers there; the rest is float64 here, and others may
+differ by the error of their exp, log and sums:
 
 1. Log-probabilities are those of the raw logits, whatever follows.
 2. Penalties. Of a token that is in the prompt or the output: l = l / r if l > 0 else l * r, r the repetition penalty.
-   Then of one that is `count` > 0 times in the output: l = l - (frequency * count + presence). The result is rounded
-   to f32 once, at the end of this step.
+   Then of one that is `count` > 0 times in the output: l = l - (frequency * count + presence).
 3. At temperature 0 the token is the first by (l descending, id ascending). So it is at temperatures under 1e-5,
-   where l / temperature would leave the range of f32 and nothing but the first could come out.
-4. z = l / temperature, rounded to f32. Candidates are ordered by (z descending, id ascending), compared as numbers:
-   -0 equals 0.
+   where l / temperature might leave the range of f32 and nothing but the first could come out.
+4. z = l / temperature. Candidates are ordered by (z descending, id ascending), compared as numbers: -0 equals 0.
 5. top_k > 0 keeps the first k.
 6. top_p < 1 keeps the shortest prefix with sum(w of the prefix) >= top_p * sum(w of all that step 5 kept), where
    w = exp(z - z of the first): at least one, all if rounding denies the inequality.
@@ -36,14 +35,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from pagoda.backends.ops import Floats
-from pagoda.types import SamplingParams, TokenLogprob
+from pagoda.backends.ops import Draw, Floats
 
 Doubles = npt.NDArray[np.float64]
 Words = npt.NDArray[np.uint32]
 Ids = npt.NDArray[np.int64]
 
-GREEDY_BELOW = 1e-5
+GREEDY_BELOW = np.float32(1e-5)
 """Temperatures under this are taken as 0."""
 
 _ROUNDS = 10
@@ -84,111 +82,93 @@ def log_softmax(logits: Floats) -> Doubles:
     return result
 
 
-def token_logprob(logits: Floats, token: int, top: int) -> TokenLogprob:
-    """The log-probability of a token under raw logits [V], and the `top` likeliest, ties by id."""
+def likeliest(logits: Floats, count: int) -> tuple[tuple[int, float], ...]:
+    """The `count` likeliest tokens under raw logits [V] with their log-probabilities, likeliest first, ties by id."""
     logprobs = log_softmax(logits)
-    likeliest = np.argsort(-logits, kind="stable")[:top]
-    return TokenLogprob(token, float(logprobs[token]), tuple((int(i), float(logprobs[i])) for i in likeliest))
+    return tuple((int(i), float(logprobs[i])) for i in np.argsort(-logits, kind="stable")[:count])
 
 
-def penalize(logits: Floats, params: SamplingParams, prompt: Sequence[int], output: Sequence[int]) -> Floats:
-    """Step 2: logits [V] after the repetition, frequency and presence penalties, rounded to f32."""
-    result = logits.astype(np.float64)
+def penalize(logits: Floats, draw: Draw, prompt: Sequence[int], output: Sequence[int]) -> Floats:
+    """Step 2: logits [V] after the repetition, frequency and presence penalties."""
+    result = logits.copy()
     seen = np.array(sorted({*prompt, *output}), np.int64)
-    r = params.repetition_penalty
+    r = np.float32(draw.repetition)
     result[seen] = np.where(result[seen] > 0, result[seen] / r, result[seen] * r)
     ids, counts = np.unique(np.array(output, np.int64), return_counts=True)
-    result[ids] -= params.frequency_penalty * counts + params.presence_penalty
-    return result.astype(np.float32)
+    result[ids] -= np.float32(draw.frequency) * counts.astype(np.float32) + np.float32(draw.presence)
+    return result
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The candidates that top-k, top-p and min-p leave."""
+    """The candidates that top-k, top-p and min-p leave, in the order of step 4."""
 
     ids: Ids
-    """In the order of step 4."""
     z: Floats
     """Of each of `ids`."""
-    cut_gap: float
-    """How near top-p and min-p were to another cut: the least distance of a share of the sum from `top_p`, or of a
-    w from `min_p`. Infinite if neither is on."""
 
 
-def keep(logits: Floats, params: SamplingParams) -> Kept:
-    """Steps 4 to 7, of penalised logits [V] at a temperature of at least `GREEDY_BELOW`."""
-    z = (logits.astype(np.float64) / params.temperature).astype(np.float32)
+def keep(logits: Floats, draw: Draw, slack: float = 0.0) -> Kept:
+    """Steps 4 to 7, of penalised logits [V] at a temperature of at least `GREEDY_BELOW`.
+
+    `slack` widens both cuts, or narrows them if negative: `top_p + slack` and `min_p - slack`.
+    """
+    z = logits / np.float32(draw.temperature)
+    top_p, min_p = float(np.float32(draw.top_p)), float(np.float32(draw.min_p))
     ids = np.argsort(-z, kind="stable")
-    if params.top_k > 0:
-        ids = ids[: params.top_k]
+    if draw.top_k > 0:
+        ids = ids[: draw.top_k]
     weights = np.exp(z[ids].astype(np.float64) - float(z[ids[0]]))
-    cut_gap = math.inf
-    if params.top_p < 1:
+    if top_p < 1:
         sums = np.cumsum(weights)
-        shares = sums / sums[-1]
-        cut_gap = float(np.abs(shares - params.top_p).min())
-        enough = np.flatnonzero(sums >= params.top_p * sums[-1])
+        enough = np.flatnonzero(sums >= (top_p + slack) * sums[-1])
         last = int(enough[0]) if len(enough) else len(ids) - 1
         ids, weights = ids[: last + 1], weights[: last + 1]
-    if params.min_p > 0:
-        # The first is exactly 1 in any arithmetic: no near tie, whatever min_p is.
-        cut_gap = min(cut_gap, float(np.abs(weights[1:] - params.min_p).min(initial=math.inf)))
-        ids = ids[weights >= params.min_p]
-    return Kept(ids, z[ids], cut_gap)
+    if min_p > 0:
+        ids = ids[weights >= min(min_p - slack, 1.0)]
+    return Kept(ids, z[ids])
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A chosen token, and how clear the choice was."""
+    """A chosen token, and by how much it won."""
 
     token: int
     gap: float
-    """How much greater its score (z + g, or the logit at temperature 0) is than the runner-up's; infinite without
-    one."""
-    cut_gap: float
-    """As `Kept.cut_gap`; infinite at temperature 0."""
-
-    def clear(self, tolerance: float) -> bool:
-        """Whether an implementation whose scores, shares and w are within tolerance / 2 must choose the same."""
-        return min(self.gap, self.cut_gap) > tolerance
+    """Its score (z + g, or the logit at temperature 0) less the runner-up's; infinite without one."""
 
 
-def _first(ids: Ids, scores: Doubles) -> tuple[int, float]:
-    """The id with the greatest score, of equals the lowest, and its lead over the next."""
+def _first(ids: Ids, scores: Doubles) -> Choice:
+    """The id with the greatest score; of equals the lowest."""
     order = np.lexsort((ids, -scores))
-    best = order[0]
-    gap = float(scores[best] - scores[order[1]]) if len(ids) > 1 else math.inf
-    return int(ids[best]), gap
+    gap = float(scores[order[0]] - scores[order[1]]) if len(ids) > 1 else math.inf
+    return Choice(int(ids[order[0]]), gap)
 
 
-def sample(
-    logits: Floats,
-    params: SamplingParams,
-    position: int,
-    choice: int = 0,
-    prompt: Sequence[int] = (),
-    output: Sequence[int] = (),
-) -> Choice:
-    """Choose a token from raw logits [V].
+def _choose(penalized: Floats, draw: Draw, slack: float = 0.0) -> Choice:
+    """Steps 3 to 8."""
+    if np.float32(draw.temperature) < GREEDY_BELOW:
+        return _first(np.arange(len(penalized)), penalized.astype(np.float64))
+    kept = keep(penalized, draw, slack)
+    return _first(kept.ids, kept.z.astype(np.float64) + gumbel(kept.ids, draw.seed, draw.position, draw.choice))
 
-    Args:
-        logits: of one row.
-        params: with `seed` resolved to a number.
-        position: absolute position of the token being chosen.
-        choice: which of the request's `n` choices this is.
-        prompt: the prompt's token ids.
-        output: the token ids chosen so far.
 
-    Raises:
-        ValueError: there is no seed, and the temperature asks for noise.
+def sample(logits: Floats, draw: Draw, prompt: Sequence[int] = (), output: Sequence[int] = ()) -> Choice:
+    """Choose a token from raw logits [V]; `prompt` and `output` are the token ids before it."""
+    return _choose(penalize(logits, draw, prompt, output), draw)
+
+
+def is_settled(
+    logits: Floats, draw: Draw, prompt: Sequence[int] = (), output: Sequence[int] = (), tolerance: float = 1e-5
+) -> bool:
+    """Whether an implementation must choose as `sample` does if its scores, its shares of the sum (top-p) and its w
+    (min-p) are within tolerance / 2 of those here.
+
+    Its candidates then lie between those of the narrowed and of the widened cuts. The winner among the widest is its
+    winner too if it is among the narrowest, and leads by more than the tolerance.
     """
-    logits = penalize(logits, params, prompt, output)
-    if params.temperature < GREEDY_BELOW:
-        token, gap = _first(np.arange(len(logits)), logits.astype(np.float64))
-        return Choice(token, gap, math.inf)
-    if params.seed is None:
-        raise ValueError("seed is None: resolve it to a number before sampling")
-    kept = keep(logits, params)
-    scores = kept.z.astype(np.float64) + gumbel(kept.ids, params.seed, position, choice)
-    token, gap = _first(kept.ids, scores)
-    return Choice(token, gap, kept.cut_gap)
+    if np.float32(draw.temperature) < GREEDY_BELOW:
+        return True
+    penalized = penalize(logits, draw, prompt, output)
+    widest = _choose(penalized, draw, tolerance)
+    return widest.gap > tolerance and widest.token in keep(penalized, draw, -tolerance).ids

@@ -8,15 +8,15 @@ from typing import Annotated
 
 import typer
 
-from pagoda import catalog
-from pagoda.cli.progress import DownloadBar
+from pagoda.cli._options import MODEL
+from pagoda.cli._progress import DownloadBar
 
 
 def pull(
     name: Annotated[
         str,
-        typer.Argument(help="A built-in model: " + ", ".join(catalog.BUILTINS) + ". A path is checked and passed on."),
-    ] = "smollm2",
+        typer.Argument(help="A built-in model: smollm2 or gemma3-270m. A path is checked and passed on."),
+    ] = MODEL.model,
     print_path: Annotated[
         bool,
         typer.Option(
@@ -36,7 +36,11 @@ def pull(
     interrupted download goes on where it ended. The cache is $PAGODA_CACHE, else $XDG_CACHE_HOME/pagoda, else
     ~/.cache/pagoda. `pagoda serve`, `chat` and `generate` fetch what they need by themselves: pull is for images, CI
     runners and machines that will be offline.
+
+    Example: [bold]pagoda pull gemma3-270m[/bold]
     """
+    from pagoda import catalog
+
     try:
         with DownloadBar(name) as bar:
             path = catalog.resolve(name, progress=bar, offline=offline).resolve()

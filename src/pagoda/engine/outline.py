@@ -10,16 +10,12 @@ from pagoda.plan import Chunk, PageCopy, SequenceStart, StepPlan
 class Outline:
     """The chunks placed so far, and what is left of the step."""
 
-    __slots__ = ("chunks", "copies", "disturbed", "placed", "promised", "reserved", "rows", "starts")
+    __slots__ = ("chunks", "copies", "placed", "rows", "short", "starts")
 
-    def __init__(self, rows: int, reserved: int) -> None:
+    def __init__(self, rows: int) -> None:
         self.rows = rows
         """Rows left."""
-        self.reserved = reserved
-        """Of these, rows for running sequences still to come that want just one: no prompt may take them."""
-        self.promised = 0
-        """Pages that running sequences want for tokens they know already: no newcomer may take them."""
-        self.disturbed = False
+        self.short = False
         """Whether pages ran out."""
         self.chunks: list[Chunk] = []
         self.placed: dict[int, Sequence] = {}

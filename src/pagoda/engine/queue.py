@@ -42,6 +42,8 @@ class WaitingQueue:
         self._sequences.pop(sequence.id, None)
 
     def check(self) -> None:
-        """Assert that the order is that of arrival, and that none holds pages."""
+        """Assert that the order is that of arrival, and that all want pages and hold none."""
         assert list(self._sequences) == sorted(self._sequences), "the queue is out of order"
-        assert not any(sequence.holds_pages for sequence in self._sequences.values()), "a waiting sequence holds pages"
+        for sequence in self._sequences.values():
+            assert not sequence.holds_pages, f"it waits and holds pages: {sequence}"
+            assert sequence.known < sequence.limit, f"it waits and wants nothing: {sequence}"

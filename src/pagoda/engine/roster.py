@@ -31,11 +31,10 @@ class Roster:
             self.waiting.push(sequence)
 
     def donor(self, head: Sequence) -> Sequence | None:
-        """Another choice of the request, whose pages hold the prompt up to the fork."""
+        """Another choice of the request that holds pages, and so the prompt up to the fork: admission waits for it."""
         if not head.fork_point:
             return None
-        others = (other for other in head.state.sequences if other is not head and other.holds_pages)
-        return next((other for other in others if other.computed >= head.fork_point), None)
+        return next((other for other in head.state.sequences if other is not head and other.holds_pages), None)
 
     def admit(self, head: Sequence) -> None:
         """Move the head of the queue among those that run, with what can be shared with it."""

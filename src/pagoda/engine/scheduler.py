@@ -28,26 +28,24 @@ class Scheduler:
         self._cache = cache
         self._observer = observer
         self._rows = config.chunk
-        self._slots = min(config.max_num_seqs, config.chunk)  # so that each running sequence has a row in every step
+        self._slots = config.max_num_seqs
         self._steps = 0
-        self._outline = Outline(0, 0)
-        self._gates = (self._undisturbed, self._slot_free, self._rows_free, self._prompt_ready, self._pages_free)
+        self._outline = Outline(0)
+        self._gates = (self._nobody_short, self._slot_free, self._rows_free, self._prompt_ready, self._pages_free)
         self._limiters = (self._rows_left, self._up_to_fork)
 
     def schedule(self) -> StepPlan | None:
         """The next step, or None if nothing can be computed before a plan in flight is finished."""
         running, waiting = self._roster.running, self._roster.waiting
-        due = [sequence.due() for sequence in running]
-        self._outline = outline = Outline(self._rows, due.count(1))
+        self._outline = outline = Outline(self._rows)
         index = 0
         while index < len(running):  # preemption shortens the list at its end
-            outline.reserved -= due[index] == 1
-            self._place(running[index], due[index])
+            self._place(running[index])
             index += 1
         while waiting and all(gate(waiting.head()) for gate in self._gates):
             head = waiting.head()
             self._roster.admit(head)
-            self._place(head, head.due())
+            self._place(head)
         if not outline.chunks:
             return None
         self._steps += 1
@@ -66,42 +64,41 @@ class Scheduler:
 
     # A chunk: as much as is due, as every limiter allows, and as there are pages for.
 
-    def _place(self, sequence: Sequence, due: int) -> None:
-        size = due
+    def _place(self, sequence: Sequence) -> None:
+        size = sequence.due()
         for limiter in self._limiters:
             size = min(size, limiter(sequence))
-        extension = self._make_room(sequence, sequence.computed + size) if size > 0 else None
-        if extension is not None:
-            self._outline.add(sequence, size, extension, self._cache.table(sequence.id))
-        placed = size if extension is not None else 0
-        if placed < due:
-            wanted = self._cache.pages_for(sequence.computed + due)
-            self._outline.promised += wanted - self._cache.pages_for(sequence.computed + placed)
+        if size > 0:
+            extension = self._make_room(sequence, sequence.computed + size)
+            if extension is not None:
+                self._outline.add(sequence, size, extension, self._cache.table(sequence.id))
 
     def _rows_left(self, _: Sequence) -> int:
-        return self._outline.rows - self._outline.reserved
+        """Only the youngest that runs can have more than one token due, and it comes last: nobody's row is taken."""
+        return self._outline.rows
 
     def _up_to_fork(self, sequence: Sequence) -> int:
-        """Choices part before the prompt's last token: stop there, so that the others can share what is computed."""
-        if len(sequence.state.sequences) > 1 and sequence.computed < sequence.fork_point:
-            return sequence.fork_point - sequence.computed
-        return self._rows
+        """Choices part before the prompt's last token: stop there once, so that none ends before others share it."""
+        left = sequence.fork_point - sequence.computed
+        first = len(sequence.state.sequences) > 1 and sequence.known == sequence.fork_point + 1
+        return left if first and left > 0 else self._rows
 
     def _make_room(self, sequence: Sequence, upto: int) -> Extension | None:
         """Slots for positions below `upto`, taken from younger sequences if need be; None if all others are older."""
-        running = self._roster.running
         while not (extension := self._cache.extend(sequence.id, sequence.computed, upto)).fits:
-            self._outline.disturbed = True
-            if running[-1] is sequence or running[-1].id in self._outline.placed:
+            self._outline.short = True
+            if self._roster.running[-1] is sequence:
                 return None  # it keeps its pages and waits: an older one takes them if it must
-            self._observer.preempted(self._roster.preempt().state.request.id)
+            victim = self._roster.preempt()
+            assert victim.id not in self._outline.placed, "a sequence loses pages that this step writes to"
+            self._observer.preempted(victim.state.request.id)
         return extension
 
     # Admission: the head of the queue comes in if every gate lets it; nobody overtakes it.
 
-    def _undisturbed(self, _: Sequence) -> bool:
-        """Whoever runs has the pages it needs."""
-        return not self._outline.disturbed
+    def _nobody_short(self, _: Sequence) -> bool:
+        """Whoever runs has got the pages it needs."""
+        return not self._outline.short
 
     def _slot_free(self, _: Sequence) -> bool:
         return len(self._roster.running) < self._slots
@@ -120,4 +117,4 @@ class Scheduler:
             return True
         shared = head.fork_point // self._cache.page_size if self._roster.donor(head) else 0
         wanted = self._cache.pages_for(head.known) - shared
-        return wanted + self._outline.promised + len(self._roster.running) <= self._cache.free
+        return wanted + len(self._roster.running) <= self._cache.free

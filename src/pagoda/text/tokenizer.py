@@ -51,6 +51,11 @@ class Tokenizer:
         spelled = {name: vocabulary.named(token_id) for name, token_id in names.items()}
         self._template = None if template is None else ChatTemplate(template, spelled)
 
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether the model was made to answer conversations: without a template it can only continue a text."""
+        return self._template is not None
+
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, object]) -> Tokenizer:
         """Build it from a model file's metadata: GGUF keys and their values.

@@ -1,0 +1,5 @@
+"""`python -m pagoda`."""
+
+from pagoda.cli import main
+
+main()

@@ -1,0 +1,1 @@
+"""Measurements that users run: what `pagoda bench` prints, and what benchmarks/ sets beside other engines."""

@@ -1,0 +1,85 @@
+"""`pagoda generate`: one answer, streamed to the terminal."""
+
+from __future__ import annotations
+
+import json as json_module
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pagoda.cli._options import (
+    MODEL,
+    MaxTokens,
+    MinP,
+    ModelOption,
+    Seed,
+    Temperature,
+    Threads,
+    TopK,
+    TopP,
+    open_llm,
+)
+from pagoda.types import SamplingParams
+
+if TYPE_CHECKING:
+    from pagoda.completion import Completion
+
+
+def generate(
+    prompt: Annotated[str, typer.Argument(help="What to say to the model; - reads it from standard input.")],
+    model: ModelOption = MODEL.model,
+    max_tokens: MaxTokens = 256,
+    temperature: Temperature = 0.7,
+    top_p: TopP = 1.0,
+    top_k: TopK = 0,
+    min_p: MinP = 0.0,
+    seed: Seed = None,
+    threads: Threads = None,
+    raw: Annotated[bool, typer.Option(help="Continue the text as it stands, without the chat template.")] = False,
+    json: Annotated[bool, typer.Option(help="Print a last line with text, tokens and timings as JSON.")] = False,
+) -> None:
+    """Answer one prompt and stream the answer.
+
+    Models made for conversation answer it as a message; with [bold]--raw[/bold], and for all other models, the text is
+    continued as it stands.
+
+    Example: [bold]pagoda generate "Name three rivers." --max-tokens 64 --seed 1[/bold]
+    """
+    params = SamplingParams(
+        max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed
+    )
+    text = sys.stdin.read() if prompt == "-" else prompt
+    with open_llm(model, threads=threads) as llm:
+        templated = llm.tokenizer.has_chat_template and not raw
+        asked: Any = [{"role": "user", "content": text}] if templated else text
+        with llm.stream(asked, params) as events:
+            for event in events:
+                sys.stdout.write(event.text)
+                sys.stdout.flush()
+        sys.stdout.write("\n")
+        if json:
+            sys.stdout.write(json_module.dumps(_report(events.completion(), llm.load_s)) + "\n")
+        sys.stdout.flush()
+
+
+def _report(completion: Completion, load_s: float) -> dict[str, Any]:
+    """The last line of `--json`; times in seconds, from the moment the loaded model was asked."""
+    choice = completion.choices[0]
+    timings: dict[str, float | None] = {"load_s": load_s}
+    if choice.timings is not None:
+        timings["queued_s"] = choice.timings.queued
+        timings["ttft_s"] = choice.timings.first_token
+        timings["tpot_s"] = choice.tpot
+        timings["total_s"] = choice.timings.total
+    return {
+        "text": choice.text,
+        "token_ids": list(choice.token_ids),
+        "finish_reason": str(choice.finish_reason),
+        "prompt_tokens": completion.usage.prompt_tokens,
+        "completion_tokens": completion.usage.completion_tokens,
+        "cached_tokens": completion.usage.cached_tokens,
+        "seed": completion.seed,
+        "system_fingerprint": completion.system_fingerprint,
+        "timings": {name: value if value is None else round(value, 6) for name, value in timings.items()},
+    }

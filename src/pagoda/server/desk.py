@@ -1,0 +1,178 @@
+"""The front desk: what handlers need to turn a parsed request into the engine's events.
+
+Knows the engine's and the tokenizer's doors; knows nothing of JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, TypeVar
+
+from pagoda.completion import Completion, Gather
+from pagoda.config import ServerConfig
+from pagoda.engine.admission import validate
+from pagoda.engine.streams import EventStream, stream
+from pagoda.errors import Overloaded, PromptTooLong
+from pagoda.server.errors import HttpFailure
+from pagoda.types import GenerateRequest, SamplingParams, TokenEvent
+
+if TYPE_CHECKING:
+    from pagoda.engine.engine import Engine
+    from pagoda.text.tokenizer import Tokenizer
+
+T = TypeVar("T")
+Events = AsyncGenerator[tuple[int, TokenEvent], None]
+"""Events of the requests of one call, each with its request's place."""
+TEXT_THREADS = 2
+MAX_TEXT_JOBS = 1024
+CHEAP_TEXT = 2**17
+"""Characters that are tokenised without a thought: they take about a tenth of a second."""
+
+
+class TextPool:
+    """Tokenising and templating, off the event loop: a few threads and a bounded line before them."""
+
+    def __init__(self, threads: int = TEXT_THREADS, limit: int = MAX_TEXT_JOBS) -> None:
+        self._executor = ThreadPoolExecutor(threads, thread_name_prefix="pagoda-text")
+        self._limit = limit
+        self._jobs = 0
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """The result of `work`, run on a thread. Cancelling drops it from the line.
+
+        Raises:
+            Overloaded: the line is full.
+        """
+        if self._jobs >= self._limit:
+            raise Overloaded(f"{self._jobs} prompts wait to be tokenised, the most there may be: try again later")
+        self._jobs += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+        finally:
+            self._jobs -= 1
+
+    def close(self) -> None:
+        """Forget the line and let the threads end."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    def check(self) -> None:
+        """Assert that the count of jobs is within its bounds."""
+        assert 0 <= self._jobs <= self._limit
+
+
+@dataclass(frozen=True, slots=True)
+class Desk:
+    """Everything the routes share."""
+
+    engine: Engine
+    tokenizer: Tokenizer
+    model: str
+    """The model's name in the API."""
+    config: ServerConfig
+    created: int
+    """When the server started, in seconds of Unix time."""
+    pool: TextPool = field(default_factory=TextPool)
+
+    @property
+    def fingerprint(self) -> str:
+        """Of weights, formats and arithmetic."""
+        return self.engine.capacity.fingerprint
+
+    def check_model(self, name: str) -> None:
+        """Raise 404 unless `name` is the model served here."""
+        if name != self.model:
+            message = f"there is no model {name!r} here; this server has {self.model!r}"
+            raise HttpFailure(404, message, code="model_not_found", param="model")
+
+    def refuse_hopeless(self, characters: int) -> None:
+        """Raise PromptTooLong for a text that no tokens fit into the context: tokenising it would take seconds."""
+        if characters <= CHEAP_TEXT:
+            return
+        room = self.engine.capacity.max_model_len
+        longest = _longest_token(self.tokenizer)
+        if characters > room * longest:
+            raise PromptTooLong(
+                f"the prompt has {characters} characters and the context holds {room} tokens, none of them longer than "
+                f"{longest} bytes: shorten it",
+                "prompt",
+            )
+
+    def admit(
+        self, prompts: Sequence[Sequence[int]], params: SamplingParams, request_id: str, arrival: float
+    ) -> list[GenerateRequest]:
+        """Validated requests for the prompts of one call; a seed that must be drawn is drawn once for them all.
+
+        Raises:
+            InvalidRequest: a prompt or a parameter that the engine cannot serve.
+        """
+        admitted: list[GenerateRequest] = []
+        for number, prompt in enumerate(prompts):
+            name = request_id if len(prompts) == 1 else f"{request_id}-{number}"
+            cap = self.config.max_output_tokens
+            request = validate(
+                prompt, params, self.engine.capacity, request_id=name, arrival=arrival, max_output_tokens=cap
+            )
+            params = replace(params, seed=request.params.seed)
+            admitted.append(request)
+        return admitted
+
+    def events(self, requests: Sequence[GenerateRequest]) -> Events:
+        """Submit all `requests`; their events as they come. Closing or dropping them cancels what is left.
+
+        Raises:
+            Overloaded, EngineDied: the engine does not take one of them; none goes on.
+        """
+        return merge([stream(self.engine, request) for request in requests])
+
+    async def complete(self, requests: Sequence[GenerateRequest], events: Events) -> list[Completion]:
+        """The whole answers. Cancelling it cancels the requests."""
+        gathers = [Gather(request) for request in requests]
+        async with aclosing(events):
+            async for place, event in events:
+                gathers[place].add(event)
+        return [each.completion(self.fingerprint) for each in gathers]
+
+
+@lru_cache(maxsize=4)
+def _longest_token(tokenizer: Tokenizer) -> int:
+    return max(len(tokenizer.token_bytes(token_id)) for token_id in range(tokenizer.vocabulary))
+
+
+async def merge(streams: Sequence[EventStream]) -> Events:
+    """Items of several streams as they come, each with its stream's place. Its end, whatever the cause, closes them."""
+    if len(streams) == 1:  # the usual case needs no tasks
+        async with aclosing(streams[0]) as only:
+            async for item in only:
+                yield 0, item
+        return
+    queue: asyncio.Queue[tuple[int, TokenEvent] | Exception | None] = asyncio.Queue()
+
+    async def pump(place: int, source: EventStream) -> None:
+        try:
+            async with aclosing(source):
+                async for item in source:
+                    queue.put_nowait((place, item))
+            queue.put_nowait(None)
+        except Exception as error:
+            queue.put_nowait(error)
+
+    tasks = [asyncio.ensure_future(pump(place, source)) for place, source in enumerate(streams)]
+    try:
+        running = len(tasks)
+        while running:
+            news = await queue.get()
+            if isinstance(news, Exception):
+                raise news
+            if news is None:
+                running -= 1
+            else:
+                yield news
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

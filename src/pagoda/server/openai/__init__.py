@@ -1,0 +1,1 @@
+"""OpenAI's wire format: requests parsed into Pagoda's types, events shaped into answers. JSON stops here."""

@@ -1,0 +1,92 @@
+"""What both endpoints' answers have in common: usage, the head of each object, finish reasons.
+
+Knows the response's wire format; knows nothing of how the answers came about.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from dataclasses import dataclass
+
+import msgspec
+
+from pagoda.completion import Usage
+from pagoda.errors import PagodaError
+from pagoda.server.errors import HttpFailure
+from pagoda.types import FinishReason, TokenEvent
+
+
+class PromptTokensDetails(msgspec.Struct):
+    """`usage.prompt_tokens_details`."""
+
+    cached_tokens: int
+
+
+class WireUsage(msgspec.Struct):
+    """`usage`."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+def wire_usage(usage: Usage) -> WireUsage:
+    """Usage as OpenAI spells it."""
+    details = PromptTokensDetails(usage.cached_tokens)
+    return WireUsage(usage.prompt_tokens, usage.completion_tokens, usage.total_tokens, details)
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What every object of one answer repeats."""
+
+    id: str
+    model: str
+    fingerprint: str
+    created: int
+    seed: int
+
+
+def new_id(prefix: str) -> str:
+    """A fresh answer id, such as `chatcmpl-5c1e...`."""
+    return f"{prefix}-{uuid.uuid4().hex}"
+
+
+def now() -> int:
+    """Seconds of Unix time."""
+    return int(time.time())
+
+
+def finish_reason(reason: FinishReason) -> str:
+    """The reason as OpenAI spells it.
+
+    Raises:
+        HttpFailure: 503, the sequence was cancelled although its client is still here: the server is stopping.
+    """
+    if reason is FinishReason.CANCELLED:
+        raise HttpFailure(503, "the server cancelled this answer: it is shutting down", code="cancelled")
+    if reason is FinishReason.ERROR:
+        raise PagodaError("a failed sequence has no finish reason")
+    return str(reason)
+
+
+class UsageCount:
+    """Adds up a stream's usage from the last events of its sequences."""
+
+    def __init__(self, prompts: int) -> None:
+        self._by_prompt = [Usage() for _ in range(prompts)]
+        self._seen = [False] * prompts
+
+    def add(self, place: int, event: TokenEvent) -> None:
+        """Count the last event of a sequence of the prompt at `place`."""
+        had = self._by_prompt[place]
+        cached = min(had.cached_tokens, event.cached_tokens) if self._seen[place] else event.cached_tokens
+        self._seen[place] = True
+        self._by_prompt[place] = Usage(event.prompt_tokens, had.completion_tokens + event.completion_tokens, cached)
+
+    @property
+    def total(self) -> Usage:
+        """Over all prompts."""
+        return sum(self._by_prompt, Usage())

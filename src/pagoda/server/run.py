@@ -1,0 +1,144 @@
+"""The process around the application: the socket, the ready line, signals, and what the exit code says.
+
+Knows uvicorn and the engine's health; knows nothing of routes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Generator
+from typing import TYPE_CHECKING
+
+import uvicorn
+
+from pagoda.config import ServerConfig
+from pagoda.errors import InvalidConfig
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
+    from pagoda.engine.engine import Engine
+
+DRAIN_S = 10.0
+"""How long answers under way may go on after the first signal."""
+WATCH_S = 0.25
+"""How often the engine's health is looked at."""
+logger = logging.getLogger("pagoda.server")
+
+
+def bind(config: ServerConfig) -> socket.socket:
+    """Take the address, without listening yet: a port that is in use is known before a model is loaded.
+
+    Raises:
+        InvalidConfig: the address cannot be had.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        sock = socket.socket(family, kind, protocol)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+    except OSError as error:
+        where = f"{config.host}:{config.port}"
+        raise InvalidConfig(f"cannot listen on {where}: {error.strerror}; --port 0 takes a free port") from None
+    return sock
+
+
+def url_of(sock: socket.socket) -> str:
+    """Where a client on this machine reaches the socket."""
+    host, port = sock.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class _HttpServer(uvicorn.Server):
+    """uvicorn, but for the ready line, and signals: its own would end the process by the signal, not with exit 0."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for sock in sockets or ():
+            with contextlib.suppress(BrokenPipeError):
+                print(f"ready {url_of(sock)}", flush=True)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+
+class Process:
+    """Serves until a signal or the engine's death.
+
+    The first SIGINT or SIGTERM stops accepting, lets answers under way go on for `drain_s` seconds, ends those that are
+    left, and exits 0. A second SIGINT exits at once.
+    """
+
+    def __init__(self, app: Starlette, engine: Engine, sock: socket.socket, drain_s: float = DRAIN_S) -> None:
+        options = uvicorn.Config(
+            app,
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=round(drain_s) + 5,
+        )
+        self._http, self._engine, self._sock, self._drain_s = _HttpServer(options), engine, sock, drain_s
+        self._closing: asyncio.Future[None] | None = None
+        self._dead = ""
+
+    def run(self) -> int:
+        """Serve; the exit code: 0 after a signal, 1 after the engine died."""
+        with asyncio.Runner(loop_factory=self._http.config.get_loop_factory()) as runner:
+            runner.run(self._serve())
+        if not self._dead:
+            return 0
+        print(f"pagoda: the engine died: {self._dead}", file=sys.stderr, flush=True)
+        return 1
+
+    async def _serve(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._signalled, number)
+        watch = asyncio.ensure_future(self._watch())
+        try:
+            await self._http.serve([self._sock])
+        finally:
+            watch.cancel()
+        if self._closing is not None:
+            await self._closing
+
+    def _signalled(self, number: int) -> None:
+        if self._http.should_exit:
+            if number == signal.SIGINT:
+                os._exit(128 + number)
+            return
+        logger.info("stopping: no new requests, at most %.0f s for those under way", self._drain_s)
+        self._http.should_exit = True
+        loop = asyncio.get_running_loop()
+        self._closing = loop.run_in_executor(None, lambda: self._engine.close(drain_s=self._drain_s))
+
+    async def _watch(self) -> None:
+        while not self._http.should_exit:
+            health = self._engine.health()
+            if not health.alive:
+                self._dead = health.reason
+                self._http.should_exit = True
+            await asyncio.sleep(WATCH_S)
+
+
+def run(app: Starlette, engine: Engine, sock: socket.socket) -> int:
+    """Serve `app` on `sock` until a signal or the engine's death; the exit code.
+
+    A dead engine's threads may never end, so after its death this does not return: it ends the process with 1.
+    """
+    code = Process(app, engine, sock).run()
+    if code:
+        sys.stdout.flush()
+        os._exit(code)
+    return code
