@@ -41,7 +41,16 @@ NARROW = {
     "layers": 3,
 }
 """Heads that fill no whole number of vectors of 16."""
-WIDE = {"width": 96, "heads": 4, "kv_heads": 1, "head_dim": 80, "ffn": 224, "vocabulary": 400, "format": "q8_0"}
+WIDE = {
+    "width": 96,
+    "heads": 4,
+    "kv_heads": 1,
+    "head_dim": 80,
+    "ffn": 224,
+    "vocabulary": 400,
+    "format": "q8_0",
+    "layers": 1,
+}
 DENSE = {
     "width": 50, "heads": 3, "kv_heads": 1, "head_dim": 18, "ffn": 77, "vocabulary": 263, "format": "f16",
     "formats": {"ffn_down.weight": "bf16", "attn_output.weight": "f32"}, "embedding_format": "bf16",

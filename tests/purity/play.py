@@ -112,17 +112,15 @@ class NoText:
 class Seen(NoObserver):
     """What the steps were like."""
 
+    cases: int = 0
     preemptions: int = 0
     rows: Counter[int] = field(default_factory=Counter)
     """Steps by their number of rows, of those in which each sequence has one."""
-    in_steps: Counter[int] = field(default_factory=Counter)
-    """Steps by their number of sequences."""
     copies: int = 0
     ahead: int = 0
     """Chunks whose token was still in flight."""
 
     def stepped(self, plan: StepPlan, result: StepResult, state: EngineState) -> None:
-        self.in_steps[len(plan.chunks)] += 1
         if plan.rows == len(plan.chunks):
             self.rows[plan.rows] += 1
         self.copies += len(plan.copies)
@@ -130,14 +128,6 @@ class Seen(NoObserver):
 
     def preempted(self, request_id: str) -> None:
         self.preemptions += 1
-
-    def __iadd__(self, other: Seen) -> Seen:
-        self.preemptions += other.preemptions
-        self.rows += other.rows
-        self.in_steps += other.in_steps
-        self.copies += other.copies
-        self.ahead += other.ahead
-        return self
 
 
 def through_engine(
@@ -181,6 +171,6 @@ def scheduler(case: Mapping[str, Any]) -> SchedulerConfig:
 
 
 def page_count(case: Mapping[str, Any], asks: Sequence[Ask]) -> int:
-    """Scarce: what the largest sequence needs and one more, so that others lose theirs to it."""
+    """Plenty for all, or what the largest sequence needs, so that others lose theirs to it."""
     each = [ask.pages(case["page_size"]) for ask in asks]
-    return max(each) + 1 if case["pages"] == "scarce" else sum(p * a.params.n for p, a in zip(each, asks, strict=True))
+    return max(each) if case["pages"] == "scarce" else sum(p * a.params.n for p, a in zip(each, asks, strict=True))
