@@ -11,6 +11,7 @@
 #include <stdexcept>
 
 #include "dispatch.h"
+#include "measure.h"
 #include "program.h"
 
 namespace nb = nanobind;
@@ -131,6 +132,11 @@ NB_MODULE(_native, m) {
   nb::class_<Pool>(m, "Pool")
       .def(nb::new_([let_go](int threads) { return std::shared_ptr<Pool>(new Pool(threads), let_go); }), "threads"_a)
       .def_prop_ro("threads", &Pool::threads);
+
+  nb::class_<ReadBuffer>(m, "ReadBuffer")
+      .def(nb::init<Pool&, int64_t>(), "pool"_a, "bytes"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def("bandwidth", &ReadBuffer::bandwidth, "pool"_a, "isa"_a, "seconds"_a, nb::call_guard<nb::gil_scoped_release>());
+  m.def("multiply_adds", &multiply_adds, "pool"_a, "isa"_a, "kind"_a, "seconds"_a, nb::call_guard<nb::gil_scoped_release>());
 
   nb::class_<Weight>(m, "Weight").def_prop_ro("bytes", &Weight::bytes);
   m.def("pack", &pack, "pool"_a, "format"_a, "n"_a, "k"_a, "raw"_a);
