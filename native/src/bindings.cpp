@@ -12,7 +12,7 @@
 
 #include "dispatch.h"
 #include "measure.h"
-#include "program.h"
+#include "step_job.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -196,7 +196,8 @@ NB_MODULE(_native, m) {
         for (const auto& [group, source, target, n] : copies) step.copies.push_back({group, source, target, n});
         for (const auto& [slot, prompt] : starts) step.starts.push_back({slot, copied(prompt)});
         step.outputs = outputs;
-        auto job = program->job(program, std::move(kv), std::move(slots), std::move(step), pool.threads());
+        program->check(step, *kv, slots != nullptr);
+        auto job = std::make_shared<StepJob>(std::move(program), std::move(kv), std::move(slots), std::move(step), pool.threads());
         pool.submit(job);
         return job;
       },
