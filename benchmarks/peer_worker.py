@@ -2,11 +2,12 @@
 
     python benchmarks/peer_worker.py MODEL [--threads N] [--longest TOKENS]
 
-Prints {"ready": {versions}} once. Then, for each line {"cell": "decode16", "batches": [1, 8]}, one JSON line of seconds
-per token by name: {"decode16b1": 0.004, "decode16b8": 0.001}; for {"cell": "prefill512"}, {"prefill512": ...}. On a
-failure, {"error": text}. `prefillN` is a fresh prompt of N random tokens to its first token; `decodeCbB` is B sequences,
-each with C tokens of its own, one greedy token each in step, as the best mean of four consecutive steps. Everything goes
-through the engine: its scheduler, sampler and detokenizer are in the figures.
+Prints {"ready": {versions}} once. Then, for each line {"cell": "decode16", "batches": [1, 8]}, one JSON line of
+seconds per token by name: {"decode16b1": 0.004, "decode16b8": 0.001}; for {"cell": "prefill512"},
+{"prefill512": ...}. On a failure, {"error": text}. `prefillN` is a fresh prompt of N random tokens to its first
+token; `decodeCbB` is B sequences, each with C tokens of its own, one greedy token each in step, as the best
+mean of four consecutive steps. Everything goes through the engine: its scheduler, sampler and detokenizer are
+in the figures.
 """
 
 from __future__ import annotations
