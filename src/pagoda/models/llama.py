@@ -76,8 +76,13 @@ class LlamaConfig:
             )
         if self.rope_dims % 2 or self.rope_dims > self.head_dim:
             raise ModelFileError(
-                f"{path}: it rotates {self.rope_dims} elements of a head, which must be even and at most {self.head_dim}"
+                f"{path}: it rotates {self.rope_dims} elements of a head, not an even number up to {self.head_dim}"
             )
+
+    @property
+    def groups(self) -> tuple[KVGroup, ...]:
+        """All layers keep keys and values of all positions: one KV group."""
+        return (KVGroup(self.layers, self.kv_heads, self.head_dim),)
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Every tensor the model needs, with its shape."""
@@ -113,7 +118,7 @@ class Llama:
     def __init__(self, config: LlamaConfig, weight: Callable[[str], Weight], table: RopeTable) -> None:
         self.config = config
         self.layers = config.layers
-        self.groups: tuple[KVGroup, ...] = (KVGroup(config.layers, config.kv_heads, config.head_dim),)
+        self.groups = config.groups
         self.vocabulary = config.vocabulary
         self._weight = weight
         self._table = table
