@@ -43,7 +43,7 @@ def kv_pages(groups: tuple[KVGroup, ...], config: EngineConfig, max_model_len: i
         MemoryLimit: not even one page of each group fits.
     """
     machine = config.machine
-    each = sum(page_bytes(g, machine.page_size, config.model.kv_format) for g in groups)
+    each = _page_bytes_of_all(groups, config)
     longest = -(-max_model_len // machine.page_size)
     limit = int(free * KV_SHARE)
     budget = _budget(machine, each * longest, limit)
@@ -54,6 +54,15 @@ def kv_pages(groups: tuple[KVGroup, ...], config: EngineConfig, max_model_len: i
             f"({free} bytes free, of which KV may take {KV_SHARE:.0%}); free some memory or take a smaller page_size"
         )
     return (pages,) * len(groups)
+
+
+def _page_bytes_of_all(groups: tuple[KVGroup, ...], config: EngineConfig) -> int:
+    return sum(page_bytes(g, config.machine.page_size, config.model.kv_format) for g in groups)
+
+
+def _reachable(groups: tuple[KVGroup, ...], config: EngineConfig, free: int) -> int:
+    """Positions that the pages can hold at most, if all of `free` were there for them."""
+    return (int(free * KV_SHARE) // _page_bytes_of_all(groups, config) + 1) * config.machine.page_size
 
 
 def _budget(machine: MachineConfig, one_sequence: int, limit: int) -> int:
@@ -84,7 +93,9 @@ def load_runner(source: Digested, config: EngineConfig) -> Runner:
         raise InvalidConfig(f"max_model_len is {longest}, and the model was trained for {shape.context} tokens")
     backend = open_backend("cpu", activations=config.model.activations, threads=config.machine.threads)
     assert isinstance(backend, CpuBackend)
-    model = build(source, shape, backend.weight, lambda f, n: rope_table(f, n, adjacent=True), longest)
+    # A file may promise any length: angles are made for what can be reached.
+    positions = min(longest, _reachable(shape.groups, config, free_memory()))
+    model = build(source, shape, backend.weight, lambda f, n: rope_table(f, n, adjacent=True), positions)
     pages = kv_pages(model.groups, config, longest, free_memory())
     store = backend.kv_store(model.groups, pages, config.machine.page_size, config.model.kv_format)
     capacity = Capacity(
