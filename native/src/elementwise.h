@@ -19,11 +19,13 @@ inline void quantize_as(const float* x, int k, const Quantized& to, int row) {
     const float largest = reduce_max(max(abs(lo), abs(hi)));
     // Below this the quotient may be infinite: such a block is all zeros.
     const V inverse = set1(largest > 1e-33f ? top / largest : 0.0f);
-    const int32_t sum = store_integers(q, round(mul(lo, inverse))) + store_integers(q + kLanes, round(mul(hi, inverse)));
+    const int32_t first = store_integers(q, round(mul(lo, inverse)));
+    const int32_t sum = first + store_integers(q + kLanes, round(mul(hi, inverse)));
     const float d = largest / top;
     to.d[at] = d;
     to.s[at] = d * float(sum);
     to.neg8[at] = -8 * sum;
+    to.neg8_first[at] = -8 * first;
   }
 }
 
