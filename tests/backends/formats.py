@@ -66,7 +66,9 @@ FORMATS = {
         Format(
             "q4_1", 32, 20, lambda raw: _halves(raw[:, :2]) * _nibbles(raw[:, 4:]) + _halves(raw[:, 2:4]), 0, 2, 4, -7.5
         ),
-        Format("q8_0", 32, 34, lambda raw: _halves(raw[:, :2]) * raw[:, 2:].view(np.int8).astype(np.float32), 0, None, 64),
+        Format(
+            "q8_0", 32, 34, lambda raw: _halves(raw[:, :2]) * raw[:, 2:].view(np.int8).astype(np.float32), 0, None, 64
+        ),
         _packaged(_T.Q5_0, scale=0, size=8),
         _packaged(_T.Q5_1, scale=0, minimum=2, size=8, centre=-15.5),
         _packaged(_T.Q2_K, scale=80, minimum=82, size=7.5, centre=1.5),
