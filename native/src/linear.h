@@ -72,6 +72,12 @@ inline __m256i four_bytes(const void* a) {
   return _mm256_set1_epi32(four);
 }
 
+// Here and now: GCC else puts a block's additions off until after all its products, which then do not fit the registers.
+inline __m256i at_once(__m256i a) {
+  asm("" : "+x"(a));
+  return a;
+}
+
 // Bytes go in pairs through int16. Numbers so large that a pair would not fit are made signed, and give their sign to the
 // activations: 128 * 127 * 2 fits.
 template <class F, bool Ahead>
@@ -108,8 +114,8 @@ struct Operand<F, int16_t, Ahead> {
     save_bytes(p + 64 + column * 4, odd);
   }
   __m256i dot(__m256i sum, const int16_t* a) const {
-    sum = _mm256_add_epi32(sum, _mm256_madd_epi16(even, four_bytes(a)));
-    return _mm256_add_epi32(sum, _mm256_madd_epi16(odd, four_bytes(a + 2)));
+    sum = at_once(_mm256_add_epi32(sum, _mm256_madd_epi16(even, four_bytes(a))));
+    return at_once(_mm256_add_epi32(sum, _mm256_madd_epi16(odd, four_bytes(a + 2))));
   }
 };
 
@@ -128,10 +134,10 @@ inline void sum_groups(const Block& block, const int8_t* a, Ints* sum) {
     const auto w = block.template operand<g>();
     for (int r = 0; r < MR; r++) {
       const __m256i more = w.pairs(a + r * kBlock + g * 4);
-      pairs[r] = (g - From) % run ? _mm256_add_epi16(pairs[r], more) : more;
+      pairs[r] = (g - From) % run ? at_once(_mm256_add_epi16(pairs[r], more)) : more;
     }
     if constexpr ((g - From) % run == run - 1 || g == To - 1)
-      for (int r = 0; r < MR; r++) sum[r] = _mm256_add_epi32(sum[r], _mm256_madd_epi16(pairs[r], _mm256_set1_epi16(1)));
+      for (int r = 0; r < MR; r++) sum[r] = at_once(_mm256_add_epi32(sum[r], _mm256_madd_epi16(pairs[r], _mm256_set1_epi16(1))));
   });
 }
 constexpr int kRowsInt = 4;
