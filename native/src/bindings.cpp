@@ -33,8 +33,10 @@ auto copied(const A& a) {
 }
 
 Format format_named(const std::string& name) {
-  static const std::map<std::string, Format> formats = {{"f32", Format::F32},   {"f16", Format::F16},   {"bf16", Format::BF16},
-                                                        {"q4_0", Format::Q4_0}, {"q4_1", Format::Q4_1}, {"q8_0", Format::Q8_0}};
+  static const std::map<std::string, Format> formats = {
+      {"f32", Format::F32},   {"f16", Format::F16},   {"bf16", Format::BF16},     {"q4_0", Format::Q4_0},     {"q4_1", Format::Q4_1},   {"q5_0", Format::Q5_0},
+      {"q5_1", Format::Q5_1}, {"q8_0", Format::Q8_0}, {"q2_k", Format::Q2_K},     {"q3_k", Format::Q3_K},     {"q4_k", Format::Q4_K},   {"q5_k", Format::Q5_K},
+      {"q6_k", Format::Q6_K}, {"iq4_nl", Format::IQ4_NL}, {"iq4_xs", Format::IQ4_XS}, {"mxfp4", Format::MXFP4}};
   const auto found = formats.find(name);
   if (found == formats.end()) throw std::invalid_argument("no native kernels for weights in " + name);
   return found->second;
@@ -42,7 +44,7 @@ Format format_named(const std::string& name) {
 
 std::shared_ptr<Weight> pack(Pool& pool, const std::string& format, int n, int k, const Bytes& raw) {
   const Format f = format_named(format);
-  if (n < 1 || k < 1 || raw.size() != size_t(n) * stored_row_bytes(f, k))
+  if (n < 1 || k < 1 || k % stored_block(f) || raw.size() != size_t(n) * stored_row_bytes(f, k))
     throw std::invalid_argument("a matrix of this shape and format has another size in bytes");
   nb::gil_scoped_release release;
   return std::make_shared<Weight>(pool, f, n, k, raw.data());
