@@ -70,7 +70,8 @@ class Engine:
         self._config = config
         self._observer = observer
         self._on_death = on_death
-        cache = KVCache(self.capacity.pages, self.capacity.page_size)
+        size, longest = self.capacity.page_size, self.capacity.max_model_len
+        cache = KVCache(self.capacity.pages, size, config.prefix_cache, longest)
         self._roster = Roster(cache)
         self._scheduler = Scheduler(config, self._roster, cache, observer)
         self._finish = Finish(tokenizer)
@@ -165,6 +166,7 @@ class Engine:
             for start in plan.starts:
                 self._roster.live[start.sequence].planned_at = time.monotonic()
             self._flights.append((plan, self._runner.submit(plan)))
+            self._scheduler.commit(plan)
         elif not self._flights:
             assert not self._roster.live, "there is work, and neither is anything in flight nor can anything be planned"
             return
@@ -183,7 +185,6 @@ class Engine:
                 if news[-1].event.finish is not None:
                     self._roster.end(sequence)
         self._send(news)
-        self._scheduler.commit(plan)
         self._observer.stepped(plan, result, self._roster.state())
 
     # Orders, and the end.
