@@ -106,7 +106,7 @@ class Model:
             table = before[group]
             hold = {page: self.holders(group, page) for page in self.in_use(group)}
             wanted = sum(1 for i in range(first, last) if i >= len(table) or hold[table[i]] > 1)
-            back = sum(1 for page in table[last:] if hold[page] == 1) if start < line.committed else 0
+            back = sum(1 for page in table[last:] if hold[page] == 1)
             room &= wanted <= count - len(hold) + back
             split = sum(1 for i in range(first, last) if i >= len(table) or self.cache._pools[group].shared(table[i]))
             short |= split > self.cache._pools[group].free

@@ -222,15 +222,16 @@ class KVCache:
         assert start <= held.slots, f"positions from {start}, and {held.slots} have slots"
         first, last = start // self.page_size, self.pages_for(upto)
         extension = _READY
-        if start < held.committed or len(held.tables[0]) < last or self._splits(held, first, last):
-            lack, mine = self._lack(held, start, first, last), self._mine(held, first, last)
+        if start < held.committed or len(held.tables[0]) != last or self._splits(held, first, last):
+            lack, mine = self._lack(held, first, last), self._mine(held, first, last)
             if lack > len(mine):
                 return _NO_ROOM
-            self._rewind(held, start, last)
+            self._uncommit(held, start)
+            self._cut(held, last)
             for unit in mine[: max(lack, 0)]:
                 self._disown(unit)
             extension = self._grow(held, start, first, last)
-        held.slots = max(held.slots, upto)
+        held.slots = upto
         return extension
 
     def fork(self, parent: int, child: int, at: int) -> None:
@@ -326,16 +327,13 @@ class KVCache:
                     table[index] = page
             held.tables = tuple(map(tuple, tables))
 
-    def _rewind(self, held: _Held, to: int, last: int) -> None:
-        """Give up committed tokens from `to` on, and with them the pages from `last` on: they go on from those."""
-        if to < held.committed:
-            self._uncommit(held, to)
-            if len(held.tables[0]) > last:
-                for pool, table in zip(self._pools, held.tables, strict=True):
-                    for page in table[last:]:
-                        pool.drop(page)
-                held.tables = tuple(table[:last] for table in held.tables)
-                held.slots = last * self.page_size
+    def _cut(self, held: _Held, last: int) -> None:
+        """Give up the pages from `last` on."""
+        if len(held.tables[0]) > last:
+            for pool, table in zip(self._pools, held.tables, strict=True):
+                for page in table[last:]:
+                    pool.drop(page)
+            held.tables = tuple(table[:last] for table in held.tables)
 
     def _uncommit(self, held: _Held, to: int) -> None:
         """No more than so many tokens are committed."""
@@ -354,10 +352,10 @@ class KVCache:
         shared, table = self._pools[0].shared, held.tables[0]
         return [index for index in range(first, min(last, len(table))) if shared(table[index])]
 
-    def _lack(self, held: _Held, start: int, first: int, last: int) -> int:
+    def _lack(self, held: _Held, first: int, last: int) -> int:
         """How many pages are wanted beyond those available."""
         table = held.tables[0]
-        given_up = sum(map(self._pools[0].alone, table[last:])) if start < held.committed else 0
+        given_up = sum(map(self._pools[0].alone, table[last:]))
         return max(last - len(table), 0) + len(self._splits(held, first, last)) - self.available - given_up
 
     def _mine(self, held: _Held, first: int, last: int) -> list[Pages]:
@@ -412,14 +410,16 @@ class KVCache:
             pool.let_go(page)
 
     def _busy(self, node: Node) -> bool:
-        """Whether a sequence reads a node's pages under the node's own key, and so those of all before it."""
+        """Whether a sequence has a node in its path, or next after it, and so holds the pages of all before it."""
         assert node.pages is not None, "a leaf without pages"
         page = node.pages[0]
         if not self._pools[0].tabled(page):
             return False
         index, key = node.start // self.page_size, self._tree.key_of(node)
-        tables = (held.tables[0] for held in self._held.values() if held.key == key)
-        return any(len(table) > index and table[index] == page for table in tables)
+        return any(
+            held.key == key and len(held.path) >= index < len(held.tables[0]) and held.tables[0][index] == page
+            for held in self._held.values()
+        )
 
 
 def _last(held: _Held) -> Node | None:
