@@ -93,7 +93,8 @@ class KVCache:
         self.page_size = page_size
         self._pools = tuple(PagePool(count) for count in pages)
         self._held: dict[int, _Held] = {}
-        self._prefixes = prefixes
+        self.prefixes = prefixes
+        """Whether prefixes are kept."""
         self._reserve = self.pages_for(reserve)
         self._eviction = Eviction(min(pages), self._busy)
         self._tree = RadixTree(page_size, self._keep, self._let_go, self._eviction.on_leaf)
@@ -133,7 +134,7 @@ class KVCache:
     def match(self, key: Key, tokens: tuple[int, ...]) -> Match:
         """The longest prefix of a sequence that is in the cache, of at most len(tokens) - 1 tokens."""
         assert tokens, "a sequence is empty"
-        if not self._prefixes:
+        if not self.prefixes:
             return Match(0, CacheCause.OFF)
         most = len(tokens) - 1
         own = self._tree.match(key, tokens, most)
@@ -180,7 +181,7 @@ class KVCache:
         held = self._held[sequence]
         held.committed += len(tokens)
         assert held.committed <= held.slots, f"{held.committed} tokens committed, {held.slots} have slots"
-        if self._prefixes:
+        if self.prefixes:
             held.tail.extend(tokens)
             self._publish(held)
 
@@ -189,7 +190,7 @@ class KVCache:
     def pin_fits(self, tokens: int) -> bool:
         """Whether so many more tokens can be pinned, and the longest sequence still has its pages."""
         most = min(pool.pages - pool.fixed for pool in self._pools)
-        return self._prefixes and self.pages_for(tokens) + self._reserve <= most
+        return self.prefixes and self.pages_for(tokens) + self._reserve <= most
 
     def pin(self, number: int, owner: str, tokens: tuple[int, ...]) -> PinInfo | None:
         """Pin a prefix for all keys; None if it is no longer in the cache as a whole. Its owner's name is its key."""
@@ -283,7 +284,7 @@ class KVCache:
             self._check_path(held)
 
     def _check_path(self, held: _Held) -> None:
-        if self._prefixes:
+        if self.prefixes:
             size = self.page_size
             assert len(held.path) == held.committed // size, "whole committed pages are not in the tree"
             assert len(held.tail) == held.committed % size, "committed tokens are lost"
