@@ -35,6 +35,8 @@ class Eviction:
         self._busy = busy
         self._clock = 0
         self._serial = 0
+        self._fresh: list[Node] = []
+        """Leaves that are not yet in the heap: most that are appended here are soon no leaves any more."""
         self._heap: list[tuple[float, int, Node]] = []
         self._gone: dict[int, None] = {}
 
@@ -47,12 +49,12 @@ class Eviction:
         """A node became a leaf: it may go, as soon as nobody uses it."""
         if not node.queued:
             node.queued = True
-            self._serial += 1
-            heappush(self._heap, (self._worth(node), self._serial, node))
+            self._fresh.append(node)
 
     def evict(self, tree: RadixTree) -> bool:
         """Remove the leaf of least worth; False if all that remain must stay."""
         aside, victim = [], None
+        self._queue()
         while self._heap and victim is None:
             worth, _, node = heappop(self._heap)
             node.queued = False
@@ -62,11 +64,11 @@ class Eviction:
                 self.touch(node)
                 aside.append(node)
             elif worth < self._worth(node):  # used since it was put here
-                self.on_leaf(node)
+                self._push(node)
             else:
                 victim = node
         for node in aside:
-            self.on_leaf(node)
+            self._push(node)
         if victim is None:
             return False
         self.forget(tree, victim)
@@ -84,7 +86,7 @@ class Eviction:
 
     def check(self, tree: RadixTree) -> None:
         """Assert that each leaf is queued once, and that the heap and the memory do not outgrow the tree."""
-        queued = [node for _, _, node in self._heap]
+        queued = [*self._fresh, *(node for _, _, node in self._heap)]
         assert len(set(map(id, queued))) == len(queued), "a node is queued twice"
         assert all(node.queued for node in queued), "a node is queued and does not know"
         for node in tree.all():
@@ -99,12 +101,27 @@ class Eviction:
         if len(self._gone) > REMEMBERED * self._turn:
             del self._gone[next(iter(self._gone))]
 
+    def _queue(self) -> None:
+        """Put fresh leaves into the heap."""
+        for node in self._fresh:
+            node.queued = False
+            if node.parent is not None and not node.children:
+                self._push(node)
+        self._fresh.clear()
+
+    def _push(self, node: Node) -> None:
+        node.queued = True
+        self._serial += 1
+        heappush(self._heap, (self._worth(node), self._serial, node))
+
     def _worth(self, node: Node) -> float:
         return node.used + self._turn * min(node.start / DEAR, 1.0)
 
     def _tidy(self, tree: RadixTree) -> None:
         """Drop what is no longer in the tree, before it outgrows what is."""
-        if len(self._heap) > 2 * tree.nodes + 64:
+        if len(self._fresh) > tree.nodes + 32:
+            self._queue()
+        if len(self._heap) > tree.nodes + 32:
             for _, _, node in self._heap:
                 node.queued = node.parent is not None
             self._heap = [entry for entry in self._heap if entry[2].queued]
