@@ -128,7 +128,14 @@ NB_MODULE(_native, m) {
       },
       "frequencies"_a, "positions"_a);
 
-  nb::class_<Pool>(m, "Pool").def(nb::init<int>(), "threads"_a).def_prop_ro("threads", &Pool::threads);
+  // Its end waits for the workers, and a worker that drops the last hold on a step's objects needs the GIL to do so.
+  const auto let_go = [](Pool* pool) {
+    nb::gil_scoped_release release;
+    delete pool;
+  };
+  nb::class_<Pool>(m, "Pool")
+      .def(nb::new_([let_go](int threads) { return std::shared_ptr<Pool>(new Pool(threads), let_go); }), "threads"_a)
+      .def_prop_ro("threads", &Pool::threads);
 
   nb::class_<ReadBuffer>(m, "ReadBuffer")
       .def(nb::init<Pool&, int64_t>(), "pool"_a, "bytes"_a, nb::call_guard<nb::gil_scoped_release>())
