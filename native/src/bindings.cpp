@@ -42,6 +42,10 @@ Format format_named(const std::string& name) {
   return found->second;
 }
 
+size_t packed_bytes(const std::string& format, int n, int k) {
+  return size_t((n + kTile - 1) / kTile) * packed_tile_bytes(format_named(format), k);
+}
+
 std::shared_ptr<Weight> pack(Pool& pool, const std::string& format, int n, int k, const Bytes& raw) {
   const Format f = format_named(format);
   if (n < 1 || k < 1 || k % stored_block(f) || raw.size() != size_t(n) * stored_row_bytes(f, k))
@@ -141,6 +145,7 @@ NB_MODULE(_native, m) {
   m.def("multiply_adds", &multiply_adds, "pool"_a, "isa"_a, "kind"_a, "seconds"_a, nb::call_guard<nb::gil_scoped_release>());
 
   nb::class_<Weight>(m, "Weight").def_prop_ro("bytes", &Weight::bytes);
+  m.def("packed_bytes", &packed_bytes, "format"_a, "n"_a, "k"_a, "Bytes of a matrix [n, k] once it is packed.");
   m.def("pack", &pack, "pool"_a, "format"_a, "n"_a, "k"_a, "raw"_a);
 
   nb::class_<KVStore>(m, "KVStore")

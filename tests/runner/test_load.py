@@ -8,20 +8,14 @@ from typing import Any
 
 import pytest
 
-from pagoda.backends.cpu import CpuBackend
 from pagoda.backends.ops import KVGroup
 from pagoda.catalog import ModelFile
 from pagoda.config import EngineConfig, MachineConfig, ModelConfig, SchedulerConfig
 from pagoda.errors import InvalidConfig, MemoryLimit, ModelFileError
 from pagoda.plan import Capacity
-from pagoda.runner import load
-from pagoda.runner.load import kv_pages, load_runner, page_bytes
+from pagoda.runner.load import load_runner
+from pagoda.runner.sizing import page_bytes, size
 from tiny import tiny_model
-
-GROUP = KVGroup(layers=3, heads=2, head_dim=24)
-EACH = 3 * 2 * 16 * (24 + 32) * 2
-"""Bytes of a page of 16 tokens of `GROUP` in f16: values are padded to whole vectors of 16."""
-
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,61 +36,21 @@ def config(
     )
 
 
-def capacity(path: Path, settings: EngineConfig) -> Capacity:
+FREE = 8 * 2**30
+"""Bytes of an imagined machine."""
+
+
+def capacity(path: Path, settings: EngineConfig, free: int = FREE) -> Capacity:
     with ModelFile(path) as source:
-        return load_runner(source, settings).capacity
+        return load_runner(source, settings, size(source, settings, free)).capacity
 
 
-@pytest.mark.parametrize("kv_format", ["f16", "f32"])
-@pytest.mark.parametrize("page_size", [1, 16])
-@pytest.mark.parametrize("head_dim", [16, 24, 80, 6])
-def test_a_page_takes_what_is_reckoned(kv_format: str, page_size: int, head_dim: int) -> None:
-    group = KVGroup(2, 3, head_dim)
-    store: Any = CpuBackend(threads=1).kv_store([group], [5], page_size, kv_format)
-    assert store.bytes == 5 * page_bytes(group, page_size, kv_format)
-
-
-def test_pages_for_every_sequence_if_memory_allows() -> None:
-    """Each of `max_num_seqs` sequences at full length, and no more."""
-    assert kv_pages((GROUP,), config(scheduler={"max_num_seqs": 4}), 100, 2**40) == (4 * 7,)
-    assert kv_pages((GROUP, GROUP), config(scheduler={"max_num_seqs": 4}), 96, 2**40) == (4 * 6,) * 2
-
-
-def test_pages_within_the_free_memory() -> None:
-    assert kv_pages((GROUP,), config(), 2**20, 10 * EACH) == (6,)
-    assert kv_pages((GROUP, GROUP), config(), 2**20, 10 * EACH) == (3, 3)
-
-
-def test_pages_that_are_asked_for() -> None:
-    assert kv_pages((GROUP,), config({"kv_memory": 5 * EACH + 1}), 2**20, 2**40) == (5,)
-    assert kv_pages((GROUP,), config({"kv_memory": 5 * EACH}, kv_format="f32"), 2**20, 2**40) == (2,)
-    assert kv_pages((GROUP,), config({"kv_memory": 5 * EACH, "page_size": 8}), 2**20, 2**40) == (10,)
-    with pytest.raises(MemoryLimit, match=f"kv_memory asks for {8 * EACH} bytes, and KV may take {6 * EACH}"):
-        kv_pages((GROUP,), config({"kv_memory": 8 * EACH}), 2**20, 10 * EACH)
-
-
-def test_no_more_than_a_share_is_committed_unasked() -> None:
-    most = load.KV_AUTO // EACH
-    assert kv_pages((GROUP,), config(scheduler={"max_num_seqs": 64}), 2**20, 2**40) == (max(most, 2**20 // 16),)
-    assert kv_pages((GROUP,), config(scheduler={"max_num_seqs": 10**6}), 2**10, 2**40) == (most,)
-
-
-@pytest.mark.parametrize("machine", [{}, {"kv_memory": EACH - 1}])
-def test_not_enough_memory_for_one_page(machine: dict[str, Any]) -> None:
+def test_a_machine_too_small_for_one_page(path: Path) -> None:
     """What happened, the values, the way out."""
-    free = EACH if not machine else 2**40
     with pytest.raises(
-        MemoryLimit,
-        match=rf"a KV page of 16 tokens takes {EACH} bytes, and \d+ are to be had .*{free} bytes free.*smaller page",
+        MemoryLimit, match=r"a KV page of 16 tokens takes \d+ bytes, and 0 are to be had \(1000 bytes free.*smaller page"
     ):
-        kv_pages((GROUP,), config(machine), 100, free)
-
-
-def test_a_machine_too_small_for_one_page(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same, from the door: the whole of `load_runner`."""
-    monkeypatch.setattr(load, "free_memory", lambda: 1000)
-    with pytest.raises(MemoryLimit, match="a KV page of 16 tokens takes"):
-        capacity(path, config())
+        capacity(path, config(), 1000)
 
 
 def test_the_capacity_is_what_was_measured(path: Path) -> None:
@@ -107,10 +61,9 @@ def test_the_capacity_is_what_was_measured(path: Path) -> None:
     assert capacity(path, config({"kv_memory": 3 * one_page})).max_model_len == 48, "no longer than the pages hold"
 
 
-def test_a_file_that_promises_any_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_promises_any_length(tmp_path: Path) -> None:
     """Rotary angles are made for what the pages can hold: a context of 2**31 - 1 tokens would want 100 GB of them."""
-    monkeypatch.setattr(load, "free_memory", lambda: 10 * 2**20)
-    found = capacity(tiny_model(tmp_path, context=2**31 - 1), config())
+    found = capacity(tiny_model(tmp_path, context=2**31 - 1), config(), 10 * 2**20)
     assert found.max_model_len == min(found.pages) * 16 < 2**20
 
 
