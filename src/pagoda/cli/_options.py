@@ -59,7 +59,7 @@ ChunkTokens = Annotated[int, typer.Option("--chunk", help="Most tokens computed 
 PageSize = Annotated[int, typer.Option(help="Token slots of a KV page; a power of two.", rich_help_panel=_ENGINE)]
 KvFormat = Annotated[str, typer.Option(help="How keys and values are stored: f16 or f32.", rich_help_panel=_ENGINE)]
 Activations = Annotated[
-    str, typer.Option(help="What linear layers read: int8, or f32 to measure the loss.", rich_help_panel=_ENGINE)
+    str, typer.Option(help="What linear layers read: int16, int8 (faster, coarser) or f32.", rich_help_panel=_ENGINE)
 ]
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
@@ -78,7 +78,7 @@ KvMemory = Annotated[
     typer.Option(
         parser=parse_bytes,
         metavar="BYTES",
-        help="Memory for keys and values, such as 512M; none is what --max-num-seqs needs.",
+        help="Memory for keys and values, such as 512M; none is what --max-num-seqs needs, within 1 GiB.",
         rich_help_panel=_ENGINE,
     ),
 ]
