@@ -299,9 +299,11 @@ void StepJob::attend(const Instruction& i, int tile, int worker) {
   const float* q = program_->buffers_[size_t(i.in[0])].x;
   float* out = program_->buffers_[size_t(i.out[0])].x;
   auto& scratch = scratch_[size_t(worker)];
-  const size_t padded = size_t(kv.padded);
-  scratch.resize(size_t(kGroupMax) * (kSpan + 2 * padded) + 16 * size_t(kv.dim));
-  float* held = scratch.data() + size_t(kGroupMax) * kSpan + 16 * size_t(kv.dim);
+  const size_t padded = size_t(kv.padded), working = kv.attend_floats(kGroupMax);
+  const size_t query = kv.integers() ? size_t(kv.query_floats()) : 0;
+  scratch.resize(working + size_t(kGroupMax) * (2 * padded + query));
+  float* held = scratch.data() + working;
+  float* queries = held + 2 * size_t(kGroupMax) * padded;
 
   const int all = task.rows * group;  // query vectors, those of one row together
   for (int first = 0; first < all;) {
@@ -311,6 +313,10 @@ void StepJob::attend(const Instruction& i, int tile, int worker) {
     for (; qs.count < kGroupMax && first + qs.count < all; qs.count++) {
       const int v = first + qs.count, row = task.row + v / group;
       qs.q[qs.count] = q + size_t(row) * width + size_t(task.head * group + v % group) * size_t(kv.dim);
+      if (query) {
+        k.query(kv, qs.q[qs.count], queries + size_t(qs.count) * query);
+        qs.q[qs.count] = queries + size_t(qs.count) * query;
+      }
       qs.last[qs.count] = step_.positions[size_t(row)];
       index[qs.count] = v;
       state[qs.count].out = held + size_t(qs.count) * padded;
@@ -333,7 +339,7 @@ void StepJob::attend(const Instruction& i, int tile, int worker) {
       const int row = task.row + index[n] / group, head = task.head * group + index[n] % group;
       if (qs.last[n] < task.span * kSpan) continue;
       if (task.split < 0) {
-        k.finish(state[n], kv.dim, out + size_t(row) * width + size_t(head) * size_t(kv.dim));
+        finish(kv, state[n], out + size_t(row) * width + size_t(head) * size_t(kv.dim));
         continue;
       }
       const auto& split = plan.splits[size_t(task.split + row - task.row)];
@@ -342,6 +348,11 @@ void StepJob::attend(const Instruction& i, int tile, int worker) {
       std::memcpy(plan.partial(at).out, state[n].out, padded * 4);
     }
   }
+}
+
+void StepJob::finish(const KVPages& kv, const Partial& state, float* out) const {
+  program_->kernels_.finish(state, kv.dim, out);
+  if (kv.integers()) program_->kernels_.turn_back(out, kv.dim);
 }
 
 void StepJob::merge(const Instruction& i, int tile) {
@@ -354,7 +365,7 @@ void StepJob::merge(const Instruction& i, int tile) {
   for (int n = 0; n < group; n++) {
     Partial state = plan.partial(split.partials[0] + n);
     for (int s = 1; s < split.span_count; s++) program_->kernels_.merge(state, plan.partial(split.partials[size_t(s)] + n), kv.padded);
-    program_->kernels_.finish(state, kv.dim, out + size_t(split.head * group + n) * size_t(kv.dim));
+    finish(kv, state, out + size_t(split.head * group + n) * size_t(kv.dim));
   }
 }
 

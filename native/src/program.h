@@ -118,6 +118,7 @@ class StepJob : public Job {
   void act(const Instruction& i, int row);
   void attend(const Instruction& i, int tile, int worker);
   void merge(const Instruction& i, int tile);
+  void finish(const KVPages& kv, const Partial& state, float* out) const;
   void row_range(int tile, int rows, int& from, int& to) const;
 
   std::shared_ptr<Program> program_;
