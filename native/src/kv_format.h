@@ -7,7 +7,7 @@
 
 namespace pagoda::PAGODA_NS {
 
-// Two elements of 4 bits; the even one in the low bits.
+// Two elements of 4 bits, n for the number n - 7.5; the first one in the low bits.
 struct Nibbles {
   uint8_t pair;
 };
@@ -19,10 +19,10 @@ inline V load_element(const uint16_t* p) { return load_f16(p); }
 inline V load_element(const int8_t* p) { return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)))}; }
 inline void load_pair(const Nibbles* p, V& low, V& high) {
   // A permutation looks at the low four bits of its indices alone.
-  const __m512 whole = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  const __m512 numbers = _mm512_setr_ps(-7.5f, -6.5f, -5.5f, -4.5f, -3.5f, -2.5f, -1.5f, -0.5f, 0.5f, 1.5f, 2.5f, 3.5f, 4.5f, 5.5f, 6.5f, 7.5f);
   const __m512i x = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p));
-  low = {_mm512_permutexvar_ps(x, whole)};
-  high = {_mm512_permutexvar_ps(_mm512_srli_epi32(x, 4), whole)};
+  low = {_mm512_permutexvar_ps(x, numbers)};
+  high = {_mm512_permutexvar_ps(_mm512_srli_epi32(x, 4), numbers)};
 }
 // Lane i of the result is lane i ^ H.
 template <int H>
@@ -37,11 +37,12 @@ inline V load_element(const int8_t* p) {
   return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p))),
           _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)(p + 8))))};
 }
+inline __m256 centred(__m256i x) { return _mm256_sub_ps(_mm256_cvtepi32_ps(x), _mm256_set1_ps(7.5f)); }
 inline void load_pair(const Nibbles* p, V& low, V& high) {
   const __m256i x = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p)), y = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)(p + 8)));
   const __m256i mask = _mm256_set1_epi32(15);
-  low = {_mm256_cvtepi32_ps(_mm256_and_si256(x, mask)), _mm256_cvtepi32_ps(_mm256_and_si256(y, mask))};
-  high = {_mm256_cvtepi32_ps(_mm256_srli_epi32(x, 4)), _mm256_cvtepi32_ps(_mm256_srli_epi32(y, 4))};
+  low = {centred(_mm256_and_si256(x, mask)), centred(_mm256_and_si256(y, mask))};
+  high = {centred(_mm256_srli_epi32(x, 4)), centred(_mm256_srli_epi32(y, 4))};
 }
 template <int H>
 inline V across(V a) {
@@ -57,8 +58,8 @@ inline V load_element(const int8_t* p) {
   return each([&](int i) { return float(p[i]); });
 }
 inline void load_pair(const Nibbles* p, V& low, V& high) {
-  low = each([&](int i) { return float(p[i].pair & 15); });
-  high = each([&](int i) { return float(p[i].pair >> 4); });
+  low = each([&](int i) { return float(p[i].pair & 15) - 7.5f; });
+  high = each([&](int i) { return float(p[i].pair >> 4) - 7.5f; });
 }
 template <int H>
 inline V across(V a) {
@@ -115,7 +116,7 @@ inline void query(const KVPages& kv, const float* q, float* out) {
 constexpr float kLargestScale = 65504.0f;  // of f16: scales and offsets are always finite
 
 inline float held(float x) { return x > -kLargestScale ? (x < kLargestScale ? x : kLargestScale) : -kLargestScale; }
-inline V whole(V x, float inverse, float low, float high) { return max(min(round(mul(x, set1(inverse))), set1(high)), set1(low)); }
+inline V held(V x, float low, float high) { return max(min(x, set1(high)), set1(low)); }
 inline float inverse_of(uint16_t scale) { return scale ? 1.0f / f16_to_f32(scale) : 0.0f; }
 
 // x [padded] to integers in [-127, 127]; the scale.
@@ -124,26 +125,30 @@ inline uint16_t quantise(const float* x, int padded, int8_t* q) {
   for (int i = 0; i < padded; i += kLanes) top = max(top, abs(load(x + i)));
   const uint16_t scale = f32_to_f16(held(reduce_max(top) / 127.0f));
   const float inverse = inverse_of(scale);
-  for (int i = 0; i < padded; i += kLanes) store_integers(q + i, whole(load(x + i), inverse, -127, 127));
+  for (int i = 0; i < padded; i += kLanes) store_integers(q + i, held(round(mul(load(x + i), set1(inverse))), -127, 127));
   return scale;
 }
 
-// A block of 32 to integers in [0, 15].
+// A block of 32 to integers in [0, 15], around its middle.
 inline void quantise_block(const float* x, int8_t* q, uint16_t& scale, uint16_t& offset) {
   const V a = load(x), b = load(x + kLanes);
   const float high = reduce_max(max(a, b)), low = 0.0f - reduce_max(sub(zero(), min(a, b)));
-  scale = f32_to_f16(held((high - low) / 15.0f)), offset = f32_to_f16(held(low));
-  const float inverse = inverse_of(scale);
-  const V m = set1(f16_to_f32(offset));
-  store_integers(q, whole(sub(a, m), inverse, 0, 15));
-  store_integers(q + kLanes, whole(sub(b, m), inverse, 0, 15));
+  scale = f32_to_f16(held((high - low) / 15.0f)), offset = f32_to_f16(held((high + low) * 0.5f));
+  const V inverse = set1(inverse_of(scale)), middle = set1(f16_to_f32(offset)), half = set1(7.5f);
+  store_integers(q, held(round(add(mul(sub(a, middle), inverse), half)), 0, 15));
+  store_integers(q + kLanes, held(round(add(mul(sub(b, middle), inverse), half)), 0, 15));
 }
 
-// A head's vector turned; what is past its end repeats an element of the last block, so that no extreme moves.
+// A head's vector turned, with zeros for what is not finite; what is past its end repeats its last element, so that no
+// extreme moves.
 inline void turned(const KVPages& kv, const float* x, float* t) {
   std::memcpy(t, x, size_t(kv.dim) * 4);
   turn(t, kv.dim, 1.0f);
   for (int i = kv.dim; i < kv.padded; i++) t[i] = t[kv.dim - 1];
+  for (int i = 0; i < kv.padded; i += kLanes) {
+    const V a = load(t + i);
+    store(t + i, less(abs(a), set1(INFINITY), a, zero()));
+  }
 }
 
 inline void store_int8(const KVPages& kv, int page, int head, int slot, const float* k, const float* v) {

@@ -65,8 +65,8 @@ std::shared_ptr<StepJob> Program::job(std::shared_ptr<Program> self, std::shared
   require(rows > 0, "a step needs at least one row");
   require(step.ids.size() == rows && step.sequences.size() == rows, "ids, positions and sequences must be of one length");
   require(int(step.tables.size()) == kv->groups(), "a page table is needed for each KV group");
+  require(step.sequences.back() >= 0 && step.sequences.back() < 1 << 20, "sequences are numbered from 0");
   const int batch = step.sequences.back() + 1;
-  require(batch > 0 && batch <= 1 << 20, "sequences are numbered from 0");
   require(step.slots.empty() || int(step.slots.size()) == batch, "one slot is needed for each sequence");
   for (size_t r = 0; r < rows; r++) {
     require(step.ids[r] >= (step.slots.empty() ? 0 : -1) && (!vocabulary_ || step.ids[r] < vocabulary_), "a token id is out of range");
@@ -137,6 +137,7 @@ std::vector<int> StepJob::stages() {
     if (step_.ids[r] < 0) {
       step_.ids[r] = slots_->last(step_.slots[size_t(step_.sequences[r])]);
       require(step_.ids[r] >= 0, "a row waits for a token that no step has sampled");
+      require(!program_->vocabulary_ || step_.ids[r] < program_->vocabulary_, "a sampled token is not in the model's vocabulary");
     }
   for (size_t b = 0; b < program_->shapes_.size(); b++) program_->buffers_[b].reserve(program_->shapes_[b], size_t(std::max(rows(int(b)), 1)));
   plan_attention();

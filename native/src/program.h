@@ -71,7 +71,7 @@ struct Step {
 
 class StepJob;
 
-class Program {
+class Program : public std::enable_shared_from_this<Program> {
  public:
   Program(const Kernels& kernels, std::vector<Instruction> instructions, std::vector<BufferShape> buffers,
           std::vector<std::shared_ptr<Weight>> weights, std::vector<std::vector<float>> vectors, std::vector<RopeAngles> ropes,

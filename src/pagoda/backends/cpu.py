@@ -44,6 +44,18 @@ def isas() -> tuple[str, ...]:
     return tuple(_native.isas())
 
 
+def chosen_isa(name: str | None = None) -> str:
+    """The instruction set to use: `name`, else `PAGODA_ISA`, else the best.
+
+    Raises:
+        InvalidConfig: this machine does not have it.
+    """
+    chosen = name or os.environ.get("PAGODA_ISA") or isas()[0]
+    if chosen not in isas():
+        raise InvalidConfig(f"instruction set must be one of {isas()} on this machine, got {chosen!r}")
+    return chosen
+
+
 def rope_table(frequencies: Sequence[float], positions: int, *, adjacent: bool) -> RopeTable:
     """Angles position * frequency, one frequency for each pair; computed the same on every machine."""
     cos, sin = _native.rope_angles(np.array(frequencies, np.float64), positions)
@@ -144,11 +156,8 @@ class CpuBackend:
             raise InvalidConfig(f"activations must be one of {ACTIVATIONS}, got {activations!r}")
         if threads is not None and not 1 <= threads <= 1024:
             raise InvalidConfig(f"threads must be 1 to 1024, got {threads}")
-        chosen = isa or os.environ.get("PAGODA_ISA") or isas()[0]
-        if chosen not in isas():
-            raise InvalidConfig(f"instruction set must be one of {isas()} on this machine, got {chosen!r}")
         self.activations = activations
-        self.isa = chosen
+        self.isa = chosen_isa(isa)
         self.threads = threads or cores()
         self.arithmetic = ARITHMETIC
         self._fuse = fuse

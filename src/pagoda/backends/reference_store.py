@@ -39,39 +39,41 @@ def turn(x: Numbers) -> Numbers:
     return runs.reshape(x.shape)
 
 
-def _integers(x: Floats, offset: Floats, scale: Numbers, low: int, high: int) -> Doubles:
-    """Whole numbers q in [low, high] with x about q * scale + offset; 0 where the scale is 0."""
+def _inverse(scale: Numbers) -> Floats:
     wide = scale.astype(np.float32)
-    inverse = np.where(wide > 0, np.float32(1) / np.where(wide > 0, wide, np.float32(1)), np.float32(0))
-    return np.clip(np.rint((x - offset) * inverse), low, high)
+    return np.where(wide > 0, np.float32(1) / np.where(wide > 0, wide, np.float32(1)), np.float32(0))
 
 
 def quantise_int8(x: Floats) -> tuple[Numbers, Numbers]:
     """x [..., dim] as int8 with one f16 scale [..., 1] for a head. f32 arithmetic, so that integers equal native ones."""
     scale = np.minimum(np.abs(x).max(-1, keepdims=True) / np.float32(127), LARGEST).astype(np.float16)
-    return _integers(x, np.float32(0), scale, -127, 127).astype(np.int8), scale
+    return np.clip(np.rint(x * _inverse(scale)), -127, 127).astype(np.int8), scale
 
 
 def quantise_int4(x: Floats) -> tuple[Numbers, Numbers]:
-    """x [..., dim] as integers in [0, 15] and, for each block of 32, f16 scale and offset [..., 2 * blocks]."""
+    """x [..., dim] as integers q in [0, 15] and, for each block of 32, f16 scale and offset [..., 2 * blocks].
+
+    x is about (q - 7.5) * scale + offset.
+    """
     integers = np.empty(x.shape, np.uint8)
     scales = np.empty((*x.shape[:-1], -(-x.shape[-1] // BLOCK), 2), np.float16)
     for i, start in enumerate(range(0, x.shape[-1], BLOCK)):
         block = x[..., start : start + BLOCK]
         low, high = block.min(-1), block.max(-1)
         scales[..., i, 0] = np.minimum((high - low) / np.float32(15), LARGEST)
-        scales[..., i, 1] = np.clip(low, -LARGEST, LARGEST)
-        offset = scales[..., i, 1:].astype(np.float32)
-        integers[..., start : start + BLOCK] = _integers(block, offset, scales[..., i, :1], 0, 15)
+        scales[..., i, 1] = np.clip((high + low) * np.float32(0.5), -LARGEST, LARGEST)
+        scaled = (block - scales[..., i, 1:].astype(np.float32)) * _inverse(scales[..., i, :1])
+        integers[..., start : start + BLOCK] = np.clip(np.rint(scaled + np.float32(7.5)), 0, 15)
     return integers, scales.reshape(*x.shape[:-1], -1)
 
 
 def stored(x: Floats, kv_format: str) -> tuple[Numbers, Numbers]:
     """Heads [..., dim] in their stored form: numbers [..., dim], scales [..., sets] (no sets for floats)."""
-    if kv_format == "int8":
-        return quantise_int8(turn(x))
-    if kv_format == "int4":
-        return quantise_int4(turn(x))
+    if kv_format in ("int8", "int4"):
+        with np.errstate(over="ignore", invalid="ignore"):
+            turned = turn(x)
+        finite = np.where(np.isfinite(turned), turned, np.float32(0))
+        return quantise_int8(finite) if kv_format == "int8" else quantise_int4(finite)
     # Numbers that f16 does not hold become infinite, as in hardware.
     with np.errstate(over="ignore"):
         return x.astype(_KV_TYPES[kv_format]), np.zeros((*x.shape[:-1], 0), np.float16)
@@ -84,7 +86,8 @@ def restored(numbers: Numbers, scales: Numbers, kv_format: str) -> Doubles:
     if kv_format == "int8":
         wide *= by
     elif kv_format == "int4":
-        wide = wide * by[..., 0::2].repeat(BLOCK, -1)[..., :dim] + by[..., 1::2].repeat(BLOCK, -1)[..., :dim]
+        scale, offset = (by[..., i::2].repeat(BLOCK, -1)[..., :dim] for i in range(2))
+        wide = (wide - 7.5) * scale + offset
     else:
         return wide
     return turn(wide) / (dim & -dim)

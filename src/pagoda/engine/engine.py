@@ -135,6 +135,7 @@ class Engine:
             self._ordered.notify()
         if self._thread.is_alive():
             self._thread.join(self._config.stall_s)
+        self._watchdog.join()
 
     # The loop.
 
