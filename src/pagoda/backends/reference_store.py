@@ -45,7 +45,7 @@ def _inverse(scale: Numbers) -> Floats:
 
 
 def quantise_int8(x: Floats) -> tuple[Numbers, Numbers]:
-    """x [..., dim] as int8 with one f16 scale [..., 1] for a head. f32 arithmetic, so that integers equal native ones."""
+    """x [..., dim] as int8 with one f16 scale [..., 1] for a head. In f32, so that integers equal native ones."""
     scale = np.minimum(np.abs(x).max(-1, keepdims=True) / np.float32(127), LARGEST).astype(np.float16)
     return np.clip(np.rint(x * _inverse(scale)), -127, 127).astype(np.int8), scale
 
@@ -90,7 +90,8 @@ def restored(numbers: Numbers, scales: Numbers, kv_format: str) -> Doubles:
         wide = (wide - 7.5) * scale + offset
     else:
         return wide
-    return turn(wide) / (dim & -dim)
+    turned: Doubles = turn(wide) / (dim & -dim)
+    return turned
 
 
 class ReferenceKVStore:
