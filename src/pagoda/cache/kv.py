@@ -20,7 +20,7 @@ from pagoda.cache.pins import Pins
 from pagoda.cache.pool import PagePool
 from pagoda.cache.radix import Found, Key, Node, Pages, RadixTree
 from pagoda.plan import PageCopy
-from pagoda.types import CacheCause, PinInfo
+from pagoda.types import CacheCause, CacheReport, PinInfo
 
 Tables = tuple[tuple[int, ...], ...]
 """Page numbers in order, per KV group."""
@@ -208,6 +208,15 @@ class KVCache:
     def pins(self) -> tuple[PinInfo, ...]:
         """All pins."""
         return self._pins.infos()
+
+    def report(self) -> CacheReport:
+        """What every page is used for, about now: from any thread, it does not wait for a step."""
+        maps = tuple(pool.map() for pool in self._pools)
+        count = Counter("".join(maps))
+        return CacheReport(
+            self.page_size, self.total, count["u"] + count["s"], count["p"], count["c"], count["."], self._tree.nodes,
+            self.pins(), maps,
+        )  # fmt: skip
 
     # Pages.
 
