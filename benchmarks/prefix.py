@@ -43,21 +43,21 @@ def run(made: Opened, requests: list[GenerateRequest]) -> tuple[dict[str, Timing
     return timings, found, output
 
 
-def users(made: Opened, args: argparse.Namespace, first: int) -> list[list[int]]:
+def users(args: argparse.Namespace, first: int) -> list[list[int]]:
     """Prompts of which all begin alike, and no other lot does."""
     shared = [first, *((7 * i + first) % 40_000 + 100 for i in range(args.shared - 1))]
-    return [shared + [1000 + user, *range(200, 200 + OWN - 1)] for user in range(args.users)]
+    return [[*shared, 1000 + user, *range(200, 200 + OWN - 1)] for user in range(args.users)]
 
 
 def shared_prompt(args: argparse.Namespace, prefix_cache: bool) -> dict[str, float]:
     made = open_engine(engine_config(args.model, prefix_cache=prefix_cache, max_num_seqs=64))
     try:
         single = []
-        for prompt in users(made, args, 1)[: args.users if prefix_cache else 1]:
+        for prompt in users(args, 1)[: args.users if prefix_cache else 1]:
             timings, _, _ = run(made, [ask(made, prompt, 1)])
             single.extend(t.first_token for t in timings.values())
         start = time.monotonic()
-        timings, found, _ = run(made, [ask(made, prompt, args.output) for prompt in users(made, args, 2)])
+        timings, found, _ = run(made, [ask(made, prompt, args.output) for prompt in users(args, 2)])
         wall = time.monotonic() - start
         return {
             "first_ttft_s": single[0],
