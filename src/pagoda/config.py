@@ -49,7 +49,10 @@ class MachineConfig:
     page_size: int = 16
     """Token slots of a KV page; a power of two."""
     kv_memory: int | None = None
-    """Bytes for KV pages; None is what `max_num_seqs` full sequences need, within 60 % of the free memory."""
+    """Bytes for KV pages, at most 60 % of the free memory; None is as much as `max_num_seqs` full sequences can use.
+
+    None stays within 1 GiB, or one full sequence if that is more, so that a start does not take all of a machine.
+    """
 
     def __post_init__(self) -> None:
         """Check every range."""
