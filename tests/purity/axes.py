@@ -98,4 +98,5 @@ AXES: dict[str, Sequence[Any]] = {
     "steps_in_flight": (1, 2, 3),
     "batch": (1, 2, 5, 17),
     "arrival": ("together", "one by one"),
+    "cache": ("off", "cold", "warm"),
 }

@@ -119,6 +119,8 @@ class Seen(NoObserver):
     copies: int = 0
     ahead: int = 0
     """Chunks whose token was still in flight."""
+    found: int = 0
+    """Sequences that found some of their prompt in the cache."""
 
     def stepped(self, plan: StepPlan, result: StepResult, state: EngineState) -> None:
         if plan.rows == len(plan.chunks):
@@ -131,18 +133,31 @@ class Seen(NoObserver):
 
 
 def through_engine(
-    runner: Runner, asks: Sequence[Ask], config: SchedulerConfig, arrival: str, seen: Seen
+    runner: Runner, asks: Sequence[Ask], config: SchedulerConfig, arrival: str, seen: Seen, warm: bool = False
 ) -> dict[tuple[int, int], Line]:
-    """The outputs by (request, choice). `arrival`: all at once, or each when the one before has its first token."""
-    events: queue.SimpleQueue[TokenEvent] = queue.SimpleQueue()
+    """The outputs by (request, choice). `arrival`: all at once, or each when the one before has its first token.
+    `warm`: the second time that all are asked.
+    """
     engine = Engine(runner, NoText(), config, seen)
+    if warm:
+        _play(engine, asks, arrival, seen)
+    outputs = _play(engine, asks, arrival, seen)
+    engine.close()
+    engine._roster.check()
+    assert engine._roster.state().pages_used == 0
+    return outputs
+
+
+def _play(engine: Engine, asks: Sequence[Ask], arrival: str, seen: Seen) -> dict[tuple[int, int], Line]:
+    events: queue.SimpleQueue[TokenEvent] = queue.SimpleQueue()
     requests = [ask.request(str(i)) for i, ask in enumerate(asks)]
     coming = iter(requests)
     for request in coming:
         engine.submit(request, events.put)
         if arrival == "one by one":
             break
-    engine.start()
+    if not engine.health().alive:
+        engine.start()
     tokens: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
     logprobs: defaultdict[tuple[int, int], list[TokenLogprob]] = defaultdict(list)
     left, met = sum(request.params.n for request in requests), set[str]()
@@ -153,21 +168,20 @@ def through_engine(
         logprobs[key].extend(event.logprobs)
         if event.finish is not None:
             assert event.finish is FinishReason.LENGTH, event
+            seen.found += event.cached_tokens > 0
             left -= 1
         if event.request_id not in met:
             met.add(event.request_id)
             for request in coming:
                 engine.submit(request, events.put)
                 break
-    engine.close()
-    engine._roster.check()
-    assert engine._roster.state().pages_used == 0
     return {key: (tuple(tokens[key]), tuple(logprobs[key])) for key in tokens}
 
 
 def scheduler(case: Mapping[str, Any]) -> SchedulerConfig:
     """A case's values as settings."""
-    return SchedulerConfig(chunk=case["chunk"], steps_in_flight=case["steps_in_flight"])
+    cache = case["cache"] != "off"
+    return SchedulerConfig(chunk=case["chunk"], steps_in_flight=case["steps_in_flight"], prefix_cache=cache)
 
 
 def page_count(case: Mapping[str, Any], asks: Sequence[Ask]) -> int:

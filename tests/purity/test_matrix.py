@@ -84,7 +84,7 @@ def test_matrix(case: dict[str, Any], models: dict[str, Path], baseline: Baselin
         models[case["world"]], world.kv_format, page_count(case, asks), case["page_size"],
         activations=world.activations, isa=case["isa"], threads=case["threads"], fuse=case["fuse"],
     ) as runner:  # fmt: skip
-        got = through_engine(runner, asks, scheduler(case), case["arrival"], seen)
+        got = through_engine(runner, asks, scheduler(case), case["arrival"], seen, case["cache"] == "warm")
     seen.cases += 1
     for i, (length, params, tokens) in enumerate(wanted):
         for choice in range(PARAMS[params].n):
@@ -100,6 +100,7 @@ def test_the_matrix_met_what_it_is_for(seen: Seen) -> None:
     assert seen.preemptions >= 20
     assert seen.copies > 20
     assert seen.ahead > 100
+    assert seen.found > 100
     assert all(seen.rows[n] for n in SWITCHES), seen.rows
 
 
