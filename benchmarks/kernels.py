@@ -24,10 +24,12 @@ import numpy as np
 
 from pagoda import catalog, quant
 from pagoda.backends.cpu import CpuBackend, isas
+from pagoda.backends.machine import free_memory
 from pagoda.backends.ops import Ops, Step, StoredTensor
 from pagoda.llm import engine_config
 from pagoda.plan import Chunk, SequenceStart, StepPlan
 from pagoda.runner.load import load_runner
+from pagoda.runner.sizing import size
 from pagoda.types import SamplingParams
 
 ROWS, OUTPUTS, INPUTS, LAYERS = 64, 1536, 576, 8
@@ -77,7 +79,8 @@ def step_ms(model: str, activations: str) -> dict[str, float]:
     """Milliseconds of processor time of a step, sampling included; decoding sequences have 16 tokens each."""
     most = max(count for count, _ in STEPS.values())
     with catalog.open_model(model) as file:
-        runner = load_runner(file, engine_config(model, threads=1, max_model_len=1024, activations=activations))
+        config = engine_config(model, threads=1, max_model_len=1024, activations=activations)
+        runner = load_runner(file, config, size(file, config, free_memory()))
     tables = [((tuple(range(64 * s, 64 * s + 64))),) for s in range(most)]
     params = SamplingParams(temperature=0.0, seed=0)
     prompt = tuple(range(1000, 1000 + CONTEXT))

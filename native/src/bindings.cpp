@@ -46,6 +46,14 @@ size_t packed_bytes(const std::string& format, int n, int k) {
   return size_t((n + kTile - 1) / kTile) * packed_tile_bytes(format_named(format), k);
 }
 
+KVFormat kv_format_named(const std::string& name) {
+  static const std::map<std::string, KVFormat> formats = {
+      {"f32", KVFormat::F32}, {"f16", KVFormat::F16}, {"int8", KVFormat::Int8}, {"int4", KVFormat::Int4}};
+  const auto found = formats.find(name);
+  if (found == formats.end()) throw std::invalid_argument("no native kernels for keys and values in " + name);
+  return found->second;
+}
+
 std::shared_ptr<Weight> pack(Pool& pool, const std::string& format, int n, int k, const Bytes& raw) {
   const Format f = format_named(format);
   if (n < 1 || k < 1 || k % stored_block(f) || raw.size() != size_t(n) * stored_row_bytes(f, k))
@@ -157,7 +165,7 @@ NB_MODULE(_native, m) {
               shapes.push_back({layers, heads, dim, int(pages)});
             }
             nb::gil_scoped_release release;
-            return std::make_shared<KVStore>(std::move(shapes), slots, format == "f16" ? KVFormat::F16 : KVFormat::F32);
+            return std::make_shared<KVStore>(std::move(shapes), slots, kv_format_named(format));
           }),
           "groups"_a, "slots"_a, "format"_a)
       .def_prop_ro("bytes", &KVStore::bytes)

@@ -51,12 +51,6 @@ inline Floats mul(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
 inline Floats add(Floats a, Floats b) { return _mm512_add_ps(a, b); }
 inline Floats fma(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
 
-// Sixteen lanes from what `f(column)` gives for kColumns of them.
-template <class Fn>
-inline V lanes(Fn f) {
-  return V{f(0)};
-}
-
 #elif PAGODA_AVX2
 
 constexpr int kColumns = 8;
@@ -107,11 +101,6 @@ inline Floats mul(Floats a, Floats b) { return _mm256_mul_ps(a, b); }
 inline Floats add(Floats a, Floats b) { return _mm256_add_ps(a, b); }
 inline Floats fma(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
 
-template <class Fn>
-inline V lanes(Fn f) {
-  return V{f(0), f(8)};
-}
-
 #else
 
 constexpr int kColumns = 1;
@@ -161,11 +150,6 @@ inline Floats load_halves(const uint8_t* p) {
 inline Floats mul(Floats a, Floats b) { return a * b; }
 inline Floats add(Floats a, Floats b) { return a + b; }
 inline Floats fma(Floats a, Floats b, Floats c) { return std::fmaf(a, b, c); }
-
-template <class Fn>
-inline V lanes(Fn f) {
-  return each(f);
-}
 
 #endif
 

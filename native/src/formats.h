@@ -121,36 +121,48 @@ struct Exponents {
   static void pack(uint8_t* head, int column, const uint8_t* exponent) { head[column] = *exponent; }
 };
 
-// N six-bit integers for each column: the nibbles of two share a byte, the upper bits of four another.
+// N six-bit integers for each of 16 columns, in quarters of N / 4: nibbles of the first quarter share bytes with those of the
+// third, of the second with the fourth; upper bits of all four share bytes. So whole vectors are unpacked at a time.
 template <int N>
 struct SixBits {
-  static constexpr int bytes = kTile * N * 3 / 4;
-  static Ints at(const uint8_t* p, int i) {
-    const Ints low = low_bits(right(load_unsigned(p + i / 2 * kTile), i % 2 * 4), 15);
-    const Ints high = low_bits(right(load_unsigned(p + (N / 2 + i / 4) * kTile), i % 4 * 2), 3);
-    return plus(low, left(high, 4));
+  static constexpr int bytes = kTile * N * 3 / 4, quarter = kTile * N / 4;
+  alignas(64) uint8_t numbers[kTile * N];
+  explicit SixBits(const uint8_t* p) {
+    unrolled<0, 4>([&](auto s) {
+      const uint8_t *low = p + s % 2 * quarter, *high = p + 2 * quarter;
+      for (int i = 0; i < quarter; i++) numbers[s * quarter + i] = uint8_t((low[i] >> s / 2 * 4 & 15) | (high[i] >> s * 2 & 3) << 4);
+    });
   }
+  Ints at(int i, int column) const { return load_unsigned(numbers + i * kTile + column); }
   static void pack(uint8_t* p, int column, const uint8_t* numbers) {
-    for (int i = 0; i < N; i += 2) p[i / 2 * kTile + column] = uint8_t((numbers[i] & 15) | numbers[i + 1] << 4);
-    for (int i = 0; i < N; i += 4)
-      p[(N / 2 + i / 4) * kTile + column] = uint8_t(numbers[i] >> 4 | (numbers[i + 1] >> 4) << 2 | (numbers[i + 2] >> 4) << 4 | (numbers[i + 3] >> 4) << 6);
+    constexpr int n = N / 4;
+    for (int i = 0; i < 2 * n; i++) p[i * kTile + column] = uint8_t((numbers[i] & 15) | numbers[i + 2 * n] << 4);
+    for (int i = 0; i < n; i++) {
+      int upper = 0;
+      for (int s = 0; s < 4; s++) upper |= numbers[s * n + i] >> 4 << 2 * s;
+      p[2 * quarter + i * kTile + column] = uint8_t(upper);
+    }
   }
 };
 
-// Q4_K, Q5_K: f16 d and m; for each block six bits of scale and of minimum, in turn.
+// Q4_K, Q5_K: f16 d and m; six bits of scale for each of eight blocks, then six bits of minimum.
 struct ScalesAndMinima {
   static constexpr int blocks = 8, parts = 1, bytes = 2 * kHalves + SixBits<16>::bytes;
   static constexpr bool offset = true;
   Floats d, m;
-  const uint8_t* integers;
-  ScalesAndMinima(const uint8_t* head, int column)
-      : d(load_halves(head + column * 2)), m(mul(load_halves(head + kHalves + column * 2), spread(-1.0f))), integers(head + 2 * kHalves + column) {}
-  Floats scale(int b, int) const { return mul(d, to_floats(SixBits<16>::at(integers, 2 * b))); }
-  Floats minimum(int b, int) const { return mul(m, to_floats(SixBits<16>::at(integers, 2 * b + 1))); }
-  static void pack(uint8_t* head, int column, const uint8_t* d, const uint8_t* m, const uint8_t* pairs) {
+  int column;
+  SixBits<16> integers;
+  ScalesAndMinima(const uint8_t* head, int column_)
+      : d(load_halves(head + column_ * 2)),
+        m(mul(load_halves(head + kHalves + column_ * 2), spread(-1.0f))),
+        column(column_),
+        integers(head + 2 * kHalves) {}
+  Floats scale(int b, int) const { return mul(d, to_floats(integers.at(b, column))); }
+  Floats minimum(int b, int) const { return mul(m, to_floats(integers.at(8 + b, column))); }
+  static void pack(uint8_t* head, int column, const uint8_t* d, const uint8_t* m, const uint8_t* integers) {
     pack_half(head, column, d);
     pack_half(head + kHalves, column, m);
-    SixBits<16>::pack(head + 2 * kHalves, column, pairs);
+    SixBits<16>::pack(head + 2 * kHalves, column, integers);
   }
 };
 
@@ -160,9 +172,10 @@ struct CentredScales {
   static constexpr int blocks = 8, parts = Parts, bytes = kHalves + SixBits<8 * Parts>::bytes;
   static constexpr bool offset = false;
   Floats d;
-  const uint8_t* integers;
-  CentredScales(const uint8_t* head, int column) : d(load_halves(head + column * 2)), integers(head + kHalves + column) {}
-  Floats scale(int b, int part) const { return mul(d, to_floats(minus(SixBits<8 * Parts>::at(integers, b * Parts + part), spread(32)))); }
+  int column;
+  SixBits<8 * Parts> integers;
+  CentredScales(const uint8_t* head, int column_) : d(load_halves(head + column_ * 2)), column(column_), integers(head + kHalves) {}
+  Floats scale(int b, int part) const { return mul(d, to_floats(minus(integers.at(b * Parts + part, column), spread(32)))); }
   static void pack(uint8_t* head, int column, const uint8_t* d, const uint8_t* scales) {
     pack_half(head, column, d);
     SixBits<8 * Parts>::pack(head + kHalves, column, scales);
@@ -256,15 +269,18 @@ struct TileView {
   typename F::Scales scales(int b, int column) const { return {heads + size_t(b / F::Scales::blocks) * F::Scales::bytes, column}; }
 };
 
-// What the stored weights are, kColumns of input 4 * G + J: scale * number, then + offset.
-template <class F, int G, int J>
-inline Floats dequantised(const uint8_t* block, const typename F::Scales& scales, int b) {
-  constexpr int part = F::Scales::parts == 1 ? 0 : G / (kGroups / 2);
+// What the stored weights of block b are, as the file defines them: scale * number, then + offset. To [32][kColumns].
+template <class F>
+inline void dequantise(const TileView<F>& w, int b, int column, Floats* out) {
+  const auto scales = w.scales(b, column);
+  const uint8_t* block = w.block(b, column);
   const int at = b % F::Scales::blocks;
-  const Ints number = minus(byte_at<J>(F::Numbers::template group<G>(block)), spread(F::bias));
-  const Floats scaled = mul(scales.scale(at, part), to_floats(number));
-  if constexpr (F::Scales::offset) return add(scaled, scales.minimum(at, part));
-  return scaled;
+  unrolled<0, kBlock>([&](auto i) {
+    constexpr int part = i * F::Scales::parts / kBlock;
+    const Ints number = minus(byte_at<i % 4>(F::Numbers::template group<i / 4>(block)), spread(F::bias));
+    out[i] = mul(scales.scale(at, part), to_floats(number));
+    if constexpr (F::Scales::offset) out[i] = add(out[i], scales.minimum(at, part));
+  });
 }
 
 }  // namespace pagoda::PAGODA_NS

@@ -205,13 +205,17 @@ struct UnpackedBlock {
   Floats scale(int part) const { return load_floats((const float*)(p + scales_at) + part * kTile + column); }
   Floats minimum(int part) const { return load_floats((const float*)(p + minima_at) + part * kTile + column); }
 
+  // The blocks of one head, from b on.
   static void unpack(const TileView<F>& w, int b, uint8_t* to) {
     for (int column = 0; column < kTile; column += kColumns) {
-      unrolled<0, kGroups>([&](auto g) { Weights(F::Numbers::template group<g>(w.block(b, column))).save(to + g * group_bytes, column); });
       const auto scales = w.scales(b, column);
-      for (int part = 0; part < Scales::parts; part++) {
-        save_floats((float*)(to + scales_at) + part * kTile + column, scales.scale(b % Scales::blocks, part));
-        if constexpr (Scales::offset) save_floats((float*)(to + minima_at) + part * kTile + column, scales.minimum(b % Scales::blocks, part));
+      for (int i = 0; i < Scales::blocks; i++) {
+        uint8_t* block = to + i * bytes;
+        unrolled<0, kGroups>([&](auto g) { Weights(F::Numbers::template group<g>(w.block(b + i, column))).save(block + g * group_bytes, column); });
+        for (int part = 0; part < Scales::parts; part++) {
+          save_floats((float*)(block + scales_at) + part * kTile + column, scales.scale(i, part));
+          if constexpr (Scales::offset) save_floats((float*)(block + minima_at) + part * kTile + column, scales.minimum(i, part));
+        }
       }
     }
   }
@@ -260,51 +264,64 @@ inline void add_block(const Block& block, const Quantized& x, size_t at, Floats*
 
 // --- one tile ---------------------------------------------------------------------------------------------------------------
 
-// MR rows within a panel, kColumns columns (of which `cols` exist), from packed blocks.
-template <class F, class A, int MR>
-inline void packed_rows(const TileView<F>& w, int column, int nb, const Quantized& x, int row, float* out, size_t ldo, int cols) {
-  Floats acc[MR];
-  for (auto& v : acc) v = spread(0.0f);
-  size_t at = Quantized::at(row, nb, 0);
-  for (int b = 0; b < nb; b += F::Scales::blocks) {
-    const auto scales = w.scales(b, column);
-    for (int i = 0; i < F::Scales::blocks; i++, at += kPanel)
-      add_block<F, A, MR>(PackedBlock<F, A>{w.block(b + i, column), scales, i}, x, at, acc);
-  }
+// The chains of MR rows of kColumns columns, of which `cols` exist; to and from `out`.
+template <int MR>
+inline void load_rows(const float* out, size_t ldo, int cols, Floats* acc) {
+  for (int r = 0; r < MR; r++) acc[r] = cols >= kColumns ? load_floats(out + r * ldo) : load_floats(out + r * ldo, cols);
+}
+template <int MR>
+inline void save_rows(const Floats* acc, float* out, size_t ldo, int cols) {
   for (int r = 0; r < MR; r++) cols >= kColumns ? save_floats(out + r * ldo, acc[r]) : save_floats(out + r * ldo, acc[r], cols);
 }
 
+// Blocks that are handled together: a multiple of what any head serves; they stay in the first-level cache even unpacked.
+constexpr int kRun = 8;
+
+// MR rows within a panel, from packed blocks: a run of them for some columns, then for the next.
 template <class F, class A, int MR>
 inline void packed_rows(const TileView<F>& w, int nb, const Quantized& x, int row, float* out, size_t ldo, int cols) {
-  for (int c = 0; c < cols; c += kColumns) packed_rows<F, A, MR>(w, c, nb, x, row, out + c, ldo, cols - c);
+  constexpr int heads = F::Scales::blocks, across = kTile / kColumns;
+  Floats chains[across][MR];
+  for (int from = 0; from < nb; from += kRun)
+    for (int c = 0; c < across; c++) {
+      Floats acc[MR];
+      for (int r = 0; r < MR; r++) acc[r] = from == 0 ? spread(0.0f) : chains[c][r];
+      for (int b = from; b < nb && b < from + kRun; b += heads) {
+        const auto scales = w.scales(b, c * kColumns);
+        for (int i = 0; i < heads; i++)
+          add_block<F, A, MR>(PackedBlock<F, A>{w.block(b + i, c * kColumns), scales, i}, x, Quantized::at(row, nb, b + i), acc);
+      }
+      for (int r = 0; r < MR; r++) chains[c][r] = acc[r];
+    }
+  for (int c = 0; c * kColumns < cols; c++) save_rows<MR>(chains[c], out + c * kColumns, ldo, cols - c * kColumns);
 }
 
-// As above, blocks [b, b + count) unpacked at `blocks`; the chains so far are in `out` unless b is 0.
+// MR rows within a panel, kColumns columns, blocks [b, b + count), unpacked at `blocks`; the chains so far are in `out` unless b is 0.
 template <class F, class A, int MR>
 inline void unpacked_rows(const uint8_t* blocks, int column, int b, int count, int nb, const Quantized& x, int row, float* out, size_t ldo,
                           int cols) {
   Floats acc[MR];
-  for (int r = 0; r < MR; r++) acc[r] = b == 0 ? spread(0.0f) : cols >= kColumns ? load_floats(out + r * ldo) : load_floats(out + r * ldo, cols);
+  for (auto& chain : acc) chain = spread(0.0f);
+  if (b > 0) load_rows<MR>(out, ldo, cols, acc);
   size_t at = Quantized::at(row, nb, b);
   for (int i = 0; i < count; i++, at += kPanel)
     add_block<F, A, MR>(UnpackedBlock<F, A>{blocks + i * UnpackedBlock<F, A>::bytes, column}, x, at, acc);
-  for (int r = 0; r < MR; r++) cols >= kColumns ? save_floats(out + r * ldo, acc[r]) : save_floats(out + r * ldo, acc[r], cols);
+  save_rows<MR>(acc, out, ldo, cols);
 }
 
 // Many rows, a multiple of kRowsInt: a run of blocks is unpacked once for all of them.
 template <class F, class A>
 inline void many_rows(const TileView<F>& w, int nb, const Quantized& x, int row0, int rows, float* out, size_t ldo, int cols) {
-  constexpr int run = 8;  // unpacked blocks and their activations stay in the first-level cache
-  alignas(64) uint8_t blocks[run * UnpackedBlock<F, A>::bytes];
-  for (int b = 0; b < nb; b += run) {
-    const int count = nb - b < run ? nb - b : run;
-    for (int i = 0; i < count; i++) UnpackedBlock<F, A>::unpack(w, b + i, blocks + i * UnpackedBlock<F, A>::bytes);
+  alignas(64) uint8_t blocks[kRun * UnpackedBlock<F, A>::bytes];
+  for (int b = 0; b < nb; b += kRun) {
+    const int count = nb - b < kRun ? nb - b : kRun;
+    for (int i = 0; i < count; i += F::Scales::blocks) UnpackedBlock<F, A>::unpack(w, b + i, blocks + i * UnpackedBlock<F, A>::bytes);
     for (int r = 0; r < rows; r += kRowsInt)
       for (int c = 0; c < cols; c += kColumns)
         unpacked_rows<F, A, kRowsInt>(blocks, c, b, count, nb, x, row0 + r, out + r * ldo + c, ldo, cols - c);
   }
 }
-constexpr int kMany = 16;  // rows from which unpacking ahead pays
+constexpr int kMany = 2 * kRowsInt;  // rows from which unpacking ahead pays
 
 // Rows begin at a multiple of kPanel, so that no group of rows crosses a panel.
 template <class F, class A>

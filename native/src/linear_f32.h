@@ -10,16 +10,18 @@ namespace pagoda::PAGODA_NS {
 template <class F>
 struct QuantizedSource {
   TileView<F> view;
-  V block[kBlock];
+  alignas(64) float block[kBlock][kTile];
   QuantizedSource(const Packed& w, int t) : view(w, t) {}
   V at(int k) {
     if (k % kBlock == 0) unpack(k / kBlock);
-    return block[k % kBlock];
+    return load(block[k % kBlock]);
   }
   void unpack(int b) {
-    unrolled<0, kBlock>([&](auto i) {
-      block[i] = lanes([&](int column) { return dequantised<F, i / 4, i % 4>(view.block(b, column), view.scales(b, column), b); });
-    });
+    for (int column = 0; column < kTile; column += kColumns) {
+      Floats weights[kBlock];
+      dequantise<F>(view, b, column, weights);
+      for (int i = 0; i < kBlock; i++) save_floats(block[i] + column, weights[i]);
+    }
   }
 };
 struct SourceF32 {

@@ -51,10 +51,7 @@ void pack_dense(size_t bytes, const uint8_t* raw, int rows, int k, uint8_t* tile
 template <class F>
 void quantized_row(const Packed& w, int v, float* out) {
   const TileView<F> view(w, v / kTile);
-  for (int b = 0; b < w.blocks(); b++) {
-    const auto scales = view.scales(b, v % kTile);
-    unrolled<0, kBlock>([&](auto i) { out[b * kBlock + i] = dequantised<F, i / 4, i % 4>(view.block(b, v % kTile), scales, b); });
-  }
+  for (int b = 0; b < w.blocks(); b++) dequantise<F>(view, b, v % kTile, out + b * kBlock);
 }
 
 void dense_row(const Packed& w, int v, float* out) {

@@ -212,11 +212,13 @@ void StepJob::attend(const Instruction& i, int tile, int worker) {
   const auto& table = step_.tables[size_t(i.whole[0])];
   const int32_t* pages = table.pages.data() + size_t(task.sequence) * size_t(table.width);
   const int group = queries(i);
-  const size_t padded = size_t(kv.padded);
+  const size_t padded = size_t(kv.padded), working = kv.attend_floats(kGroupMax);
+  const size_t query = kv.integers() ? size_t(kv.query_floats()) : 0;
   auto& scratch = scratch_[size_t(worker)];
-  const size_t needed = size_t(kGroupMax) * (kSpan + 2 * padded) + 16 * size_t(kv.dim);
+  const size_t needed = working + size_t(kGroupMax) * (2 * padded + query);
   if (scratch.size() < needed) scratch.resize(needed);
-  float* held = scratch.data() + size_t(kGroupMax) * kSpan + 16 * size_t(kv.dim);
+  float* held = scratch.data() + working;
+  float* turned = held + 2 * size_t(kGroupMax) * padded;
 
   const int all = task.rows * group;  // query vectors, those of one row together
   for (int first = 0; first < all; first += kGroupMax) {
@@ -227,6 +229,10 @@ void StepJob::attend(const Instruction& i, int tile, int worker) {
     const auto head_of = [&](int n) { return task.head * group + (first + n) % group; };
     for (int n = 0; n < qs.count; n++) {
       qs.q[n] = row(i.in[0], row_of(n)) + size_t(head_of(n)) * size_t(kv.dim);
+      if (query) {
+        k.query(kv, qs.q[n], turned + size_t(n) * query);
+        qs.q[n] = turned + size_t(n) * query;
+      }
       qs.last[n] = step_.positions[size_t(row_of(n))];
       state[n].out = held + size_t(n) * padded;
       part[n].out = held + size_t(kGroupMax + n) * padded;
@@ -246,11 +252,16 @@ void StepJob::attend(const Instruction& i, int tile, int worker) {
     for (int n = 0; n < qs.count; n++) {
       if (qs.last[n] < task.span * kSpan) continue;
       if (task.split < 0)
-        k.finish(state[n], kv.dim, row(i.out[0], row_of(n)) + size_t(head_of(n)) * size_t(kv.dim));
+        finish(kv, state[n], row(i.out[0], row_of(n)) + size_t(head_of(n)) * size_t(kv.dim));
       else
         plan.keep(plan.splits()[size_t(task.split + row_of(n) - task.row)], task.span, (first + n) % group, state[n]);
     }
   }
+}
+
+void StepJob::finish(const KVPages& kv, const Partial& state, float* out) const {
+  program_->kernels_.finish(state, kv.dim, out);
+  if (kv.integers()) program_->kernels_.turn_back(out, kv.dim);
 }
 
 void StepJob::merge(const Instruction& i, int tile) {
@@ -261,7 +272,7 @@ void StepJob::merge(const Instruction& i, int tile) {
   for (int n = 0; n < group; n++) {
     Partial state = plan.partial(split, 0, n);
     for (int s = 1; s < split.spans; s++) program_->kernels_.merge(state, plan.partial(split, s, n), kv.padded);
-    program_->kernels_.finish(state, kv.dim, row(i.out[0], split.row) + size_t(split.head * group + n) * size_t(kv.dim));
+    finish(kv, state, row(i.out[0], split.row) + size_t(split.head * group + n) * size_t(kv.dim));
   }
 }
 

@@ -42,6 +42,8 @@ class StepJob : public Job {
   void linear(const Instruction& i, int tile);
   void attend(const Instruction& i, int tile, int worker);
   void merge(const Instruction& i, int tile);
+  // A head's output, out of the merged partials.
+  void finish(const KVPages& kv, const Partial& state, float* out) const;
   void output(const Instruction& i);
   void draw_row(int tile);
 

@@ -103,13 +103,13 @@ struct Stored<Q3_K> {
   }
 };
 
-// Q4_K, Q5_K: the eight scales and minima in 12 bytes, as scale, minimum, scale, ...
-inline void six_bit_pairs(const uint8_t* in, uint8_t* pairs) {
+// Q4_K, Q5_K: eight scales, then eight minima, from 12 bytes.
+inline void six_bit_integers(const uint8_t* in, uint8_t* out) {
   for (int i = 0; i < 4; i++) {
-    pairs[2 * i] = in[i] & 63;
-    pairs[2 * i + 1] = in[4 + i] & 63;
-    pairs[2 * i + 8] = uint8_t((in[8 + i] & 15) | in[i] >> 6 << 4);
-    pairs[2 * i + 9] = uint8_t(in[8 + i] >> 4 | in[4 + i] >> 6 << 4);
+    out[i] = in[i] & 63;
+    out[4 + i] = uint8_t((in[8 + i] & 15) | in[i] >> 6 << 4);
+    out[8 + i] = in[4 + i] & 63;
+    out[12 + i] = uint8_t(in[8 + i] >> 4 | in[4 + i] >> 6 << 4);
   }
 }
 
@@ -119,9 +119,9 @@ struct Stored<Q4_K> {
   static constexpr int bytes = 144;
   static void integers(const uint8_t* in, int b, uint8_t* out) { nibbles(in + 16 + b / 2 * 32, kBlock, b % 2 * 4, out); }
   static void scales(const uint8_t* in, uint8_t* head, int column) {
-    uint8_t pairs[16];
-    six_bit_pairs(in + 4, pairs);
-    Q4_K::Scales::pack(head, column, in, in + 2, pairs);
+    uint8_t integers[16];
+    six_bit_integers(in + 4, integers);
+    Q4_K::Scales::pack(head, column, in, in + 2, integers);
   }
 };
 

@@ -17,6 +17,7 @@ from pagoda.runner.load import load_runner
 from pagoda.runner.sizing import page_bytes, size
 from tiny import tiny_model
 
+
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Digests are remembered here."""
@@ -48,7 +49,8 @@ def capacity(path: Path, settings: EngineConfig, free: int = FREE) -> Capacity:
 def test_a_machine_too_small_for_one_page(path: Path) -> None:
     """What happened, the values, the way out."""
     with pytest.raises(
-        MemoryLimit, match=r"a KV page of 16 tokens takes \d+ bytes, and 0 are to be had \(1000 bytes free.*smaller page"
+        MemoryLimit,
+        match=r"a KV page of 16 tokens takes \d+ bytes, and 0 are to be had \(1000 bytes free.*smaller page",
     ):
         capacity(path, config(), 1000)
 

@@ -21,4 +21,5 @@ class Q2_K:
         with np.errstate(invalid="ignore"):
             factors = halves(raw[:, 80:82]) * (raw[:, :16] & np.uint8(15))
             offsets = halves(raw[:, 82:]) * (raw[:, :16] >> np.uint8(4))
-            return (factors[..., None] * integers - offsets[..., None]).reshape(-1, 256)
+            numbers: Floats = factors[..., None] * integers - offsets[..., None]
+        return numbers.reshape(-1, 256)

@@ -24,7 +24,7 @@ KV_AUTO = 2**30
 """Most bytes of KV that are committed unasked: a start should not take all of a machine, nor the time to touch it."""
 TYPICAL = 1024
 """Tokens of a sequence, prompt and answer, as conversations mostly are."""
-_ELEMENT = {"f32": 4, "f16": 2}
+_ELEMENT = {"f32": 4, "f16": 2, "int8": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +106,14 @@ class Sizing:
 
 
 def page_bytes(group: KVGroup, page_size: int, kv_format: str) -> int:
-    """Bytes of one page of all layers: keys as they are, values with each head padded to 16 numbers."""
-    padded = -(-group.head_dim // 16) * 16
-    return group.layers * group.heads * page_size * (group.head_dim + padded) * _ELEMENT[kv_format]
+    """Bytes of one page of all layers: numbers, values padded to what the kernels load at once, and f16 scales."""
+    dim = group.head_dim
+    if kv_format == "int4":
+        blocks = -(-dim // 32)
+        slot = -(-dim // 2) + 16 * blocks + 2 * blocks * 2 * 2  # scale and offset of each block, for key and value
+    else:
+        slot = (dim + -(-dim // 16) * 16) * _ELEMENT[kv_format] + (4 if kv_format == "int8" else 0)
+    return group.layers * group.heads * (-(-page_size * slot // 2) * 2)
 
 
 def size(source: Source, config: EngineConfig, free: int) -> Sizing:
