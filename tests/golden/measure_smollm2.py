@@ -40,7 +40,7 @@ class Net:
         with ModelFile(path) as source:
             config = read_config(source)
             self._model = build(
-                source, config, self._backend.weight, lambda f, n: rope_table(f, n, adjacent=True), POSITIONS
+                source, config, self._backend.weights, lambda f, n: rope_table(f, n, adjacent=True), POSITIONS
             )
         self._program = self._backend.program(lambda ops: whole_model(self._model, ops))
         self._kv_format = kv_format
