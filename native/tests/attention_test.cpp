@@ -11,7 +11,7 @@
 namespace pagoda::test {
 namespace {
 
-constexpr KVFormat kFormats[] = {KVFormat::F32, KVFormat::F16, KVFormat::Int8, KVFormat::Int4};
+constexpr KVFormat kKVFormats[] = {KVFormat::F32, KVFormat::F16, KVFormat::Int8, KVFormat::Int4};
 
 const Kernels& scalar_kernels() { return kernels_for("scalar"); }
 
@@ -166,7 +166,7 @@ std::string about(const Kernels& k, int dim, int slots) {
 
 TEST("attention", bits_are_those_of_one_query_in_scalar) {
   Random random(31);
-  for (const KVFormat format : kFormats)
+  for (const KVFormat format : kKVFormats)
     for (const int dim : {1, 8, 16, 24, 40, 64, 80, 128}) {
       const int lengths[] = {1, 15, 17, 63, 256, 257, 530};
       const Sequence s(random, random.between(1, 3), dim, lengths[random.below(7)]);
@@ -190,7 +190,7 @@ TEST("attention", bits_are_those_of_one_query_in_scalar) {
 
 TEST("attention", about_what_the_definition_says) {
   Random random(32);
-  for (const KVFormat format : kFormats)
+  for (const KVFormat format : kKVFormats)
     for (const int dim : {3, 16, 64})
       for (const int length : {1, 20, 300, 600}) {
         const Sequence s(random, 2, dim, length);
@@ -209,7 +209,7 @@ TEST("attention", about_what_the_definition_says) {
 
 TEST("attention", storing_on_every_instruction_set) {
   Random random(33);
-  for (const KVFormat format : kFormats)
+  for (const KVFormat format : kKVFormats)
     for (int dim = 1; dim <= 70; dim++)
       for (const int slots : {1, 4, 16, 64}) {
         const int heads = random.between(1, 3);
@@ -229,7 +229,7 @@ TEST("attention", storing_on_every_instruction_set) {
 // The first slots of a page in every layer of the group, and nothing else.
 TEST("attention", pages_are_copied) {
   Random random(34);
-  for (const KVFormat format : kFormats)
+  for (const KVFormat format : kKVFormats)
     for (const int slots : {1, 4, 16}) {
       KVStore store({{2, 3, 20, 4}, {1, 1, 8, 3}}, slots, format);
       std::vector<std::pair<const KVPages*, std::vector<uint8_t>>> before;

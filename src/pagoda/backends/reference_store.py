@@ -45,7 +45,7 @@ def _inverse(scale: Numbers) -> Floats:
 
 
 def quantise_int8(x: Floats) -> tuple[Numbers, Numbers]:
-    """x [..., dim] as int8 and one f16 scale [..., 1] for a head. In f32, so that integers equal those of native code."""
+    """x [..., dim] as int8 and one f16 scale [..., 1] for a head. In f32, so that integers equal native ones."""
     scale = np.minimum(np.abs(x).max(-1, keepdims=True) / np.float32(127), LARGEST).astype(np.float16)
     return np.clip(np.rint(x * _inverse(scale)), -127, 127).astype(np.int8), scale
 
