@@ -12,7 +12,7 @@
 
 #include "dispatch.h"
 #include "measure.h"
-#include "program.h"
+#include "step_job.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -33,11 +33,17 @@ auto copied(const A& a) {
 }
 
 Format format_named(const std::string& name) {
-  static const std::map<std::string, Format> formats = {{"f32", Format::F32},   {"f16", Format::F16},   {"bf16", Format::BF16},
-                                                        {"q4_0", Format::Q4_0}, {"q4_1", Format::Q4_1}, {"q8_0", Format::Q8_0}};
+  static const std::map<std::string, Format> formats = {
+      {"f32", Format::F32},   {"f16", Format::F16},   {"bf16", Format::BF16},     {"q4_0", Format::Q4_0},     {"q4_1", Format::Q4_1},   {"q5_0", Format::Q5_0},
+      {"q5_1", Format::Q5_1}, {"q8_0", Format::Q8_0}, {"q2_k", Format::Q2_K},     {"q3_k", Format::Q3_K},     {"q4_k", Format::Q4_K},   {"q5_k", Format::Q5_K},
+      {"q6_k", Format::Q6_K}, {"iq4_nl", Format::IQ4_NL}, {"iq4_xs", Format::IQ4_XS}, {"mxfp4", Format::MXFP4}};
   const auto found = formats.find(name);
   if (found == formats.end()) throw std::invalid_argument("no native kernels for weights in " + name);
   return found->second;
+}
+
+size_t packed_bytes(const std::string& format, int n, int k) {
+  return size_t((n + kTile - 1) / kTile) * packed_tile_bytes(format_named(format), k);
 }
 
 KVFormat kv_format_named(const std::string& name) {
@@ -50,7 +56,7 @@ KVFormat kv_format_named(const std::string& name) {
 
 std::shared_ptr<Weight> pack(Pool& pool, const std::string& format, int n, int k, const Bytes& raw) {
   const Format f = format_named(format);
-  if (n < 1 || k < 1 || raw.size() != size_t(n) * stored_row_bytes(f, k))
+  if (n < 1 || k < 1 || k % stored_block(f) || raw.size() != size_t(n) * stored_row_bytes(f, k))
     throw std::invalid_argument("a matrix of this shape and format has another size in bytes");
   nb::gil_scoped_release release;
   return std::make_shared<Weight>(pool, f, n, k, raw.data());
@@ -147,6 +153,7 @@ NB_MODULE(_native, m) {
   m.def("multiply_adds", &multiply_adds, "pool"_a, "isa"_a, "kind"_a, "seconds"_a, nb::call_guard<nb::gil_scoped_release>());
 
   nb::class_<Weight>(m, "Weight").def_prop_ro("bytes", &Weight::bytes);
+  m.def("packed_bytes", &packed_bytes, "format"_a, "n"_a, "k"_a, "Bytes of a matrix [n, k] once it is packed.");
   m.def("pack", &pack, "pool"_a, "format"_a, "n"_a, "k"_a, "raw"_a);
 
   nb::class_<KVStore>(m, "KVStore")
@@ -204,7 +211,8 @@ NB_MODULE(_native, m) {
         for (const auto& [group, source, target, n] : copies) step.copies.push_back({group, source, target, n});
         for (const auto& [slot, prompt] : starts) step.starts.push_back({slot, copied(prompt)});
         step.outputs = outputs;
-        auto job = program->job(program, std::move(kv), std::move(slots), std::move(step), pool.threads());
+        program->check(step, *kv, slots != nullptr);
+        auto job = std::make_shared<StepJob>(std::move(program), std::move(kv), std::move(slots), std::move(step), pool.threads());
         pool.submit(job);
         return job;
       },

@@ -4,6 +4,7 @@
 #include "attention.h"
 #include "elementwise.h"
 #include "linear.h"
+#include "linear_f32.h"
 
 namespace pagoda::PAGODA_NS {
 

@@ -13,10 +13,10 @@ constexpr int kSpan = 256;     // keys of one attention partial, at absolute pos
 constexpr int kGroupMax = 24;  // query vectors handled together by the attention kernel
 constexpr int kHeadMax = 1024;  // elements of a head, if keys are integers
 
-enum class Format : int { F32, F16, BF16, Q4_0, Q4_1, Q8_0 };
+enum class Format : int { F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4 };
 
-// A matrix [n, k] in tiles of 16 rows of the matrix (output features). A tile is, for quantised formats, all blocks' numbers,
-// then all blocks' scales (16 f16 each), then all offsets; for the others, k groups of 16 numbers.
+// A matrix [n, k] in tiles of 16 rows of the matrix (output features). A tile is, for quantised formats, all blocks' integers,
+// then their scales (formats.h); for the others, k groups of 16 numbers.
 struct Packed {
   Format format;
   int n, k;
@@ -27,8 +27,8 @@ struct Packed {
   int blocks() const { return k / kBlock; }
 };
 
-// Activations as integers: per row and block of 32, x = d * q; `s` is d * sum(q), `neg8` is -8 * sum(q). Eight rows make a
-// panel, block by block: [panel][block][row of 8][32], so that a kernel walks one stream for eight rows. In int16 the inputs
+// Activations as integers: per row and block of 32, x = d * q; `s` is d * sum(q), `neg8` is -8 * sum(q), `neg8_first` is
+// that of the first 16 alone. Eight rows make a panel, block by block: [panel][block][row of 8][32], so that a kernel walks one stream for eight rows. In int16 the inputs
 // of each group of four lie as 0, 2, 1, 3: what two multiply-adds of pairs want once a group's weights are split by parity.
 constexpr int kPanel = 8;
 struct Quantized {
@@ -37,7 +37,8 @@ struct Quantized {
   float* d;       // [panels, k / 32, 8]
   float* s;       // likewise
   int32_t* neg8;  // likewise
-  // Where block b of a row lies, in `d`, `s` and `neg8`; times 32, in `q`.
+  int32_t* neg8_first;  // likewise
+  // Where block b of a row lies, in `d` and what follows it; times 32, in `q`.
   static size_t at(int row, int blocks, int b) { return (size_t(row / kPanel) * size_t(blocks) + size_t(b)) * kPanel + size_t(row % kPanel); }
 };
 

@@ -27,13 +27,16 @@ from pagoda.backends.ops import (
     StoredTensor,
 )
 from pagoda.backends.passes import FUSIONS, share_memory
-from pagoda.backends.recorder import NONE, NativeWeight, Op, Recorder, Recording
+from pagoda.backends.recorder import NONE, NativeWeight, Op, Recorder, Recording, Shape
 from pagoda.config import ACTIVATIONS, KV_FORMATS
 from pagoda.errors import InvalidConfig, MemoryLimit, UnsupportedModel
 
 ARITHMETIC = 1
 """Version of docs/arithmetic.md: part of the fingerprint; a change of any result's bits changes it."""
-WEIGHT_FORMATS = ("f32", "f16", "bf16", "q4_0", "q4_1", "q8_0")
+WEIGHT_FORMATS = (
+    "f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0",
+    "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs", "mxfp4",
+)  # fmt: skip
 DENSE = ("f32", "f16", "bf16")
 LOGITS = "logits"
 """The output that draws sample."""
@@ -62,6 +65,29 @@ def rope_table(frequencies: Sequence[float], positions: int, *, adjacent: bool) 
     return RopeTable(cos, sin, adjacent)
 
 
+def check_format(name: str, form: str) -> None:
+    """Refuse a matrix in a format that has no kernels.
+
+    Raises:
+        UnsupportedModel: this one.
+    """
+    if form not in WEIGHT_FORMATS:
+        raise UnsupportedModel(
+            f"tensor {name!r} is in {form}, which the native kernels do not read; they read {', '.join(WEIGHT_FORMATS)}"
+        )
+
+
+def prepare(recording: Recording, *, fuse: bool) -> tuple[list[Shape], int]:
+    """Fuse a recording and place its values in buffers, in place; the buffers, and that of the logits (or NONE)."""
+    logits = next((i.reads[0] for i in recording.instructions if i.op is Op.OUTPUT and i.text == LOGITS), NONE)
+    if fuse:
+        for fusion in FUSIONS:
+            fusion(recording)
+    at = next((n for n, i in enumerate(recording.instructions) if logits in i.reads and i.op is Op.OUTPUT), NONE)
+    buffers = share_memory(recording, keep=logits)
+    return buffers, recording.instructions[at].reads[0] if at != NONE else NONE
+
+
 class CpuPending:
     """A step in the native queue."""
 
@@ -80,12 +106,7 @@ class CpuProgram:
     """A recording, fused and placed in memory."""
 
     def __init__(self, pool: Any, isa: str, recording: Recording, *, fuse: bool) -> None:
-        logits = next((i.reads[0] for i in recording.instructions if i.op is Op.OUTPUT and i.text == LOGITS), NONE)
-        if fuse:
-            for fusion in FUSIONS:
-                fusion(recording)
-        at = next((n for n, i in enumerate(recording.instructions) if logits in i.reads and i.op is Op.OUTPUT), NONE)
-        buffers = share_memory(recording, keep=logits)
+        buffers, logits = prepare(recording, fuse=fuse)
         self.recording = recording
         self._pool = pool
         self._program = _native.Program(
@@ -98,7 +119,7 @@ class CpuProgram:
             [w.packed for w in recording.matrices],
             [w.vector for w in recording.vectors if w.vector is not None],
             [(t.cos.reshape(-1), t.sin.reshape(-1), t.dims, t.adjacent) for t in recording.tables],
-            recording.instructions[at].reads[0] if at != NONE else NONE,
+            logits,
         )
 
     def submit(
@@ -170,11 +191,7 @@ class CpuBackend:
             return NativeWeight(
                 tensor.name, tensor.shape, False, vector=np.ascontiguousarray(tensor.floats(), np.float32)
             )
-        if form not in WEIGHT_FORMATS:
-            raise UnsupportedModel(
-                f"tensor {tensor.name!r} is in {form}, which the native kernels do not read; "
-                f"they read {', '.join(WEIGHT_FORMATS)}"
-            )
+        check_format(tensor.name, form)
         n, k = tensor.shape
         try:
             packed = _native.pack(self._pool, form, n, k, tensor.raw)

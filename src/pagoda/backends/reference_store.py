@@ -45,7 +45,7 @@ def _inverse(scale: Numbers) -> Floats:
 
 
 def quantise_int8(x: Floats) -> tuple[Numbers, Numbers]:
-    """x [..., dim] as int8 and one f16 scale [..., 1] for a head. In f32, so that integers equal native ones."""
+    """x [..., dim] as int8 with one f16 scale [..., 1] for a head. In f32, so that integers equal native ones."""
     scale = np.minimum(np.abs(x).max(-1, keepdims=True) / np.float32(127), LARGEST).astype(np.float16)
     return np.clip(np.rint(x * _inverse(scale)), -127, 127).astype(np.int8), scale
 
@@ -82,8 +82,7 @@ def stored(x: Floats, kv_format: str) -> tuple[Numbers, Numbers]:
 def restored(numbers: Numbers, scales: Numbers, kv_format: str) -> Doubles:
     """What a stored form stands for, exactly."""
     dim = numbers.shape[-1]
-    wide: Doubles = numbers.astype(np.float64)
-    by: Doubles = scales.astype(np.float64)
+    wide, by = numbers.astype(np.float64), scales.astype(np.float64)
     if kv_format == "int8":
         wide *= by
     elif kv_format == "int4":
@@ -91,8 +90,8 @@ def restored(numbers: Numbers, scales: Numbers, kv_format: str) -> Doubles:
         wide = (wide - 7.5) * scale + offset
     else:
         return wide
-    plain: Doubles = turn(wide) / (dim & -dim)
-    return plain
+    turned: Doubles = turn(wide) / (dim & -dim)
+    return turned
 
 
 class ReferenceKVStore:
