@@ -1,4 +1,5 @@
 // What Python sees of the native part (pagoda.backends._native). Arrays are checked here; nothing holds the GIL while it waits.
+// What jobs hold is made as a shared_ptr (nb::new_), so that a worker that drops the last one needs no GIL.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/map.h>
@@ -10,7 +11,8 @@
 #include <stdexcept>
 
 #include "dispatch.h"
-#include "program.h"
+#include "measure.h"
+#include "step_job.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -37,6 +39,18 @@ Format format_named(const std::string& name) {
       {"q6_k", Format::Q6_K}, {"iq4_nl", Format::IQ4_NL}, {"iq4_xs", Format::IQ4_XS}, {"mxfp4", Format::MXFP4}};
   const auto found = formats.find(name);
   if (found == formats.end()) throw std::invalid_argument("no native kernels for weights in " + name);
+  return found->second;
+}
+
+size_t packed_bytes(const std::string& format, int n, int k) {
+  return size_t((n + kTile - 1) / kTile) * packed_tile_bytes(format_named(format), k);
+}
+
+KVFormat kv_format_named(const std::string& name) {
+  static const std::map<std::string, KVFormat> formats = {
+      {"f32", KVFormat::F32}, {"f16", KVFormat::F16}, {"int8", KVFormat::Int8}, {"int4", KVFormat::Int4}};
+  const auto found = formats.find(name);
+  if (found == formats.end()) throw std::invalid_argument("no native kernels for keys and values in " + name);
   return found->second;
 }
 
@@ -124,27 +138,40 @@ NB_MODULE(_native, m) {
       },
       "frequencies"_a, "positions"_a);
 
-  nb::class_<Pool>(m, "Pool").def(nb::init<int>(), "threads"_a).def_prop_ro("threads", &Pool::threads);
+  // Its end waits for the workers, and a worker that drops the last hold on a step's objects needs the GIL to do so.
+  const auto let_go = [](Pool* pool) {
+    nb::gil_scoped_release release;
+    delete pool;
+  };
+  nb::class_<Pool>(m, "Pool")
+      .def(nb::new_([let_go](int threads) { return std::shared_ptr<Pool>(new Pool(threads), let_go); }), "threads"_a)
+      .def_prop_ro("threads", &Pool::threads);
+
+  nb::class_<ReadBuffer>(m, "ReadBuffer")
+      .def(nb::init<Pool&, int64_t>(), "pool"_a, "bytes"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def("bandwidth", &ReadBuffer::bandwidth, "pool"_a, "isa"_a, "seconds"_a, nb::call_guard<nb::gil_scoped_release>());
+  m.def("multiply_adds", &multiply_adds, "pool"_a, "isa"_a, "kind"_a, "seconds"_a, nb::call_guard<nb::gil_scoped_release>());
 
   nb::class_<Weight>(m, "Weight").def_prop_ro("bytes", &Weight::bytes);
+  m.def("packed_bytes", &packed_bytes, "format"_a, "n"_a, "k"_a, "Bytes of a matrix [n, k] once it is packed.");
   m.def("pack", &pack, "pool"_a, "format"_a, "n"_a, "k"_a, "raw"_a);
 
   nb::class_<KVStore>(m, "KVStore")
       .def(
-          "__init__",
-          [](KVStore* self, const std::vector<std::tuple<int, int, int, int64_t>>& groups, int slots, const std::string& format) {
+          nb::new_([](const std::vector<std::tuple<int, int, int, int64_t>>& groups, int slots, const std::string& format) {
             std::vector<GroupShape> shapes;
             for (const auto& [layers, heads, dim, pages] : groups) {
               if (pages > INT32_MAX) throw std::bad_alloc();
               shapes.push_back({layers, heads, dim, int(pages)});
             }
-            new (self) KVStore(std::move(shapes), slots, format == "f16" ? KVFormat::F16 : KVFormat::F32);
-          },
+            nb::gil_scoped_release release;
+            return std::make_shared<KVStore>(std::move(shapes), slots, kv_format_named(format));
+          }),
           "groups"_a, "slots"_a, "format"_a)
       .def_prop_ro("bytes", &KVStore::bytes)
       .def("copy", &KVStore::copy, "group"_a, "source"_a, "target"_a, "slots"_a);
 
-  nb::class_<Slots>(m, "Slots").def(nb::init<>());
+  nb::class_<Slots>(m, "Slots").def(nb::new_([] { return std::make_shared<Slots>(); }));
 
   nb::class_<StepJob>(m, "StepJob")
       .def("wait", &StepJob::wait, nb::call_guard<nb::gil_scoped_release>())
@@ -157,8 +184,7 @@ NB_MODULE(_native, m) {
       std::tuple<int, std::vector<int>, std::vector<int>, std::vector<int>, std::vector<int>, std::vector<float>, std::string>;
   nb::class_<Program>(m, "Program")
       .def(
-          "__init__",
-          [](Program* self, const std::string& isa, const std::vector<InstructionTuple>& instructions,
+          nb::new_([](const std::string& isa, const std::vector<InstructionTuple>& instructions,
              const std::vector<std::tuple<bool, int, int>>& buffers, std::vector<std::shared_ptr<Weight>> weights,
              const std::vector<Floats>& vectors, const std::vector<std::tuple<Floats, Floats, int, bool>>& ropes, int logits) {
             std::vector<Instruction> list;
@@ -169,8 +195,9 @@ NB_MODULE(_native, m) {
             for (const auto& x : vectors) v.push_back(copied(x));
             std::vector<RopeAngles> r;
             for (const auto& [cos, sin, dims, adjacent] : ropes) r.push_back({copied(cos), copied(sin), dims, adjacent});
-            new (self) Program(kernels_for(isa), std::move(list), std::move(shapes), std::move(weights), std::move(v), std::move(r), logits);
-          },
+            return std::make_shared<Program>(kernels_for(isa), std::move(list), std::move(shapes), std::move(weights), std::move(v), std::move(r),
+                                             logits);
+          }),
           "isa"_a, "instructions"_a, "buffers"_a, "weights"_a, "vectors"_a, "ropes"_a, "logits"_a);
 
   m.def(
@@ -184,7 +211,8 @@ NB_MODULE(_native, m) {
         for (const auto& [group, source, target, n] : copies) step.copies.push_back({group, source, target, n});
         for (const auto& [slot, prompt] : starts) step.starts.push_back({slot, copied(prompt)});
         step.outputs = outputs;
-        auto job = program->job(program, std::move(kv), std::move(slots), std::move(step), pool.threads());
+        program->check(step, *kv, slots != nullptr);
+        auto job = std::make_shared<StepJob>(std::move(program), std::move(kv), std::move(slots), std::move(step), pool.threads());
         pool.submit(job);
         return job;
       },

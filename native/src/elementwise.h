@@ -19,8 +19,10 @@ inline void quantize_as(const float* x, int k, const Quantized& to, int row) {
     const float largest = reduce_max(max(abs(lo), abs(hi)));
     // Below this the quotient may be infinite: such a block is all zeros.
     const V inverse = set1(largest > 1e-33f ? top / largest : 0.0f);
-    const int32_t first = store_integers(q, round(mul(lo, inverse)));
-    const int32_t sum = first + store_integers(q + kLanes, round(mul(hi, inverse)));
+    // No number is past top, so this holds only what is none: it becomes -top on every machine.
+    const auto integers = [&](V v) { return min(max(round(mul(v, inverse)), set1(-top)), set1(top)); };
+    const int32_t first = store_integers(q, integers(lo));
+    const int32_t sum = first + store_integers(q + kLanes, integers(hi));
     const float d = largest / top;
     to.d[at] = d;
     to.s[at] = d * float(sum);

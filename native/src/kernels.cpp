@@ -21,6 +21,8 @@ const Kernels kernels = {
     [](const float* x, const float* y, int n, float* z) { add(x, y, n, z); },
     rope,
     store_kv,
+    query,
+    turn_back,
     attend,
     merge,
     finish,

@@ -12,7 +12,7 @@ struct GroupShape {
   int layers, heads, dim, pages;
 };
 
-class KVStore {
+class KVStore : public std::enable_shared_from_this<KVStore> {
  public:
   // Throws std::bad_alloc if the memory cannot be had.
   KVStore(std::vector<GroupShape> groups, int slots, KVFormat format);

@@ -15,7 +15,7 @@ size_t stored_row_bytes(Format format, int k);
 size_t packed_tile_bytes(Format format, int k);
 
 // A packed matrix that owns its memory.
-class Weight {
+class Weight : public std::enable_shared_from_this<Weight> {
  public:
   Weight(Pool& pool, Format format, int n, int k, const uint8_t* raw);
   Weight(const Weight&) = delete;

@@ -135,7 +135,7 @@ void Pool::lead() {
       for (size_t i = 0; i < tiles.size(); i++) job->list_[i].tiles = uint32_t(tiles[i]);
       if (workers_.size() > 1) publish(job);
       job->work(0);
-      job->end();
+      if (!job->failed_) job->end();
     } catch (...) {
       job->fail();
     }

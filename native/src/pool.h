@@ -24,7 +24,7 @@ class Job {
   // Called by worker 0 before the first stage: the tile count of each stage.
   virtual std::vector<int> stages() = 0;
   virtual void run(int stage, int tile, int worker) = 0;
-  // Called by worker 0 after the last stage.
+  // Called by worker 0 after the last stage, unless a tile threw.
   virtual void end() {}
 
   // Until the job is over; rethrows what a tile threw.

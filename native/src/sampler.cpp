@@ -1,7 +1,6 @@
 #include "sampler.h"
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cmath>
 #include <unordered_map>
@@ -15,17 +14,6 @@ struct Candidate {
   // By (z descending, id ascending).
   bool operator<(const Candidate& o) const { return z != o.z ? z > o.z : id < o.id; }
 };
-
-// Philox4x32-10 (Salmon, Moraes, Dror & Shaw 2011).
-std::array<uint32_t, 4> philox(std::array<uint32_t, 4> c, uint32_t k0, uint32_t k1) {
-  for (int i = 0; i < 10; i++) {
-    const uint64_t a = uint64_t(0xD2511F53) * c[0], b = uint64_t(0xCD9E8D57) * c[2];
-    c = {uint32_t(b >> 32) ^ c[1] ^ k0, uint32_t(b), uint32_t(a >> 32) ^ c[3] ^ k1, uint32_t(a)};
-    k0 += 0x9E3779B9;
-    k1 += 0xBB67AE85;
-  }
-  return c;
-}
 
 double gumbel(uint32_t word) {
   const double u = (double(word) + 0.5) * 0x1p-32;
@@ -56,11 +44,10 @@ class Noise {
 constexpr float kGreedyBelow = 1e-5f;  // under it z might not be finite
 constexpr double kMostNoise = 22.9;  // the greatest gumbel: u = 1 - 2^-33
 
-// The best of z + gumbel, ties to the lower id; candidates in any order.
+// The best of z + gumbel, ties to the lower id; candidates in any order. `fallback` wins if no z is a number.
 class Race {
  public:
-  // `winner` stands if nobody has a score: logits of NaN, from damaged weights, are no reason to leave the vocabulary.
-  Race(const DrawRow& row, int32_t winner) : noise_(row), winner_(winner) {}
+  Race(const DrawRow& row, int32_t fallback) : noise_(row), winner_(fallback) {}
   void enter(float z, int32_t id) {
     if (double(z) + kMostNoise < best_) return;
     const uint32_t word = noise_.word(id);
@@ -182,6 +169,16 @@ int32_t choose(const Kernels& kernels, float* z, int n, const DrawRow& row) {
 }
 
 }  // namespace
+
+std::array<uint32_t, 4> philox(std::array<uint32_t, 4> c, uint32_t k0, uint32_t k1) {
+  for (int i = 0; i < 10; i++) {
+    const uint64_t a = uint64_t(0xD2511F53) * c[0], b = uint64_t(0xCD9E8D57) * c[2];
+    c = {uint32_t(b >> 32) ^ c[1] ^ k0, uint32_t(b), uint32_t(a >> 32) ^ c[3] ^ k1, uint32_t(a)};
+    k0 += 0x9E3779B9;
+    k1 += 0xBB67AE85;
+  }
+  return c;
+}
 
 double log_exact(double x) {
   auto bits = std::bit_cast<uint64_t>(x);

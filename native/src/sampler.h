@@ -1,7 +1,9 @@
 // From logits to tokens. What is computed, and in which order, is said in src/pagoda/backends/sampling.py, its reference.
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "kernels.h"
@@ -26,7 +28,7 @@ struct DrawResult {
 
 // The tokens of each sequence, kept beside the sampler so that a step can be planned before the one in flight has ended.
 // Touched by the pool's leading thread only, or by tiles that it waits for.
-class Slots {
+class Slots : public std::enable_shared_from_this<Slots> {
  public:
   // A new sequence takes the slot; grows to hold it.
   void start(int slot, std::vector<int32_t> prompt) {
@@ -51,6 +53,9 @@ class Slots {
 
 // Sample one row; overwrites its logits.
 DrawResult draw(const Kernels& kernels, float* logits, int vocabulary, const DrawRow& row, const Slots& slots);
+
+// Philox4x32-10 (Salmon, Moraes, Dror & Shaw 2011): four random words of a counter under a key of two words.
+std::array<uint32_t, 4> philox(std::array<uint32_t, 4> counter, uint32_t k0, uint32_t k1);
 
 // log(x) for x > 0, with no help from the C library: the same bits on every machine.
 double log_exact(double x);

@@ -3,8 +3,8 @@
     PagodaError
     ├── UserError                  the caller can mend it            HTTP status
     │   ├── InvalidRequest         a request that cannot be served   400
-    │   │   └── UnsupportedField   a field Pagoda does not have      400
-    │   ├── PromptTooLong          no room for prompt and one token  400
+    │   │   ├── UnsupportedField   a field Pagoda does not have      400
+    │   │   └── PromptTooLong      no room for prompt and one token  400
     │   ├── UnknownModel           no such name in the catalogue     404
     │   └── InvalidConfig          a flag or setting out of range
     ├── ModelError                 the model's files are the cause

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self, TypedDict, Unpack
 
+from pagoda.backends.machine import free_memory
 from pagoda.catalog import BUILTINS, Progress, open_model
 from pagoda.completion import Completion, Gather, gather, raise_failure
 from pagoda.config import EngineConfig, MachineConfig, ModelConfig, SchedulerConfig
@@ -24,6 +25,7 @@ from pagoda.engine import Engine, Runner, iterate, stream, validate
 from pagoda.errors import InvalidConfig, InvalidRequest
 from pagoda.obs.observer import NoObserver, Observer
 from pagoda.runner.load import load_runner
+from pagoda.runner.sizing import Sizing, size
 from pagoda.text.tokenizer import Tokenizer
 from pagoda.types import GenerateRequest, SamplingParams, TokenEvent
 
@@ -47,6 +49,7 @@ class EngineOptions(TypedDict, total=False):
     steps_in_flight: int
     max_queued: int
     stall_s: float
+    prefix_cache: bool
 
 
 def engine_config(model: str, **options: Unpack[EngineOptions]) -> EngineConfig:
@@ -80,6 +83,8 @@ class Opened:
     name: str
     """The model's name in the API."""
     runner: _Closable
+    sizing: Sizing | None = None
+    """What was loaded, with its arithmetic; None for an engine that has no model."""
 
     def close(self, drain_s: float = 0.0) -> None:
         """Stop the engine, then free the runner's memory."""
@@ -99,10 +104,11 @@ def open_engine(config: EngineConfig, observer: Observer = _NOBODY, progress: Pr
     name = config.model.model
     with open_model(name, progress=progress) as model_file:
         tokenizer = Tokenizer.from_metadata(model_file.metadata)
-        runner = load_runner(model_file, config)
+        sizing = size(model_file, config, free_memory())
+        runner = load_runner(model_file, config, sizing)
     engine = Engine(runner, tokenizer, config.scheduler, observer)
     engine.start()
-    return Opened(engine, tokenizer, name if name in BUILTINS else Path(name).stem, runner)
+    return Opened(engine, tokenizer, name if name in BUILTINS else Path(name).stem, runner, sizing)
 
 
 class Stream(Iterator[TokenEvent]):

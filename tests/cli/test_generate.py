@@ -113,7 +113,7 @@ def test_help_is_light() -> None:
         assert command in done.stdout
 
 
-@pytest.mark.parametrize("command", ["generate", "chat", "serve", "pull"])
+@pytest.mark.parametrize("command", ["generate", "chat", "serve", "pull", "doctor", "plan"])
 def test_help_teaches_by_example(invoke: Callable[..., Any], command: str) -> None:
     result = invoke(command, "--help")
     assert result.exit_code == 0

@@ -12,17 +12,19 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from tokenizers import Tokenizer, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, __version__
 from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_TOKENIZER_MAPPING, convert_gguf_tokenizer
 
+from pagoda.catalog import ModelFile
+
 from .corpus import CHATS, CORPUS
-from .header import read_metadata
 
 
-def build(metadata: dict[str, object]) -> Tokenizer:
+def build(metadata: Mapping[str, object]) -> Tokenizer:
     names = GGUF_TOKENIZER_MAPPING["tokenizer"]
     fields = {name: metadata[f"tokenizer.{key}"] for key, name in names.items() if f"tokenizer.{key}" in metadata}
     assert fields["pre_tokenizer_type"] == "smollm"
@@ -42,7 +44,8 @@ def encode(tokenizer: Tokenizer, special: bool) -> list[list[int]]:
 
 
 def main(path: Path) -> None:
-    metadata = read_metadata(path)
+    with ModelFile(path) as file:
+        metadata = file.metadata
     tokenizer = build(metadata)
     chat = PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=metadata["tokenizer.chat_template"])
     golden = {

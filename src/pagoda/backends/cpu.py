@@ -27,7 +27,7 @@ from pagoda.backends.ops import (
     StoredTensor,
 )
 from pagoda.backends.passes import FUSIONS, share_memory
-from pagoda.backends.recorder import NONE, NativeWeight, Op, Recorder, Recording
+from pagoda.backends.recorder import NONE, NativeWeight, Op, Recorder, Recording, Shape
 from pagoda.config import ACTIVATIONS, KV_FORMATS
 from pagoda.errors import InvalidConfig, MemoryLimit, UnsupportedModel
 
@@ -47,10 +47,45 @@ def isas() -> tuple[str, ...]:
     return tuple(_native.isas())
 
 
+def chosen_isa(name: str | None = None) -> str:
+    """The instruction set to use: `name`, else `PAGODA_ISA`, else the best.
+
+    Raises:
+        InvalidConfig: this machine does not have it.
+    """
+    chosen = name or os.environ.get("PAGODA_ISA") or isas()[0]
+    if chosen not in isas():
+        raise InvalidConfig(f"instruction set must be one of {isas()} on this machine, got {chosen!r}")
+    return chosen
+
+
 def rope_table(frequencies: Sequence[float], positions: int, *, adjacent: bool) -> RopeTable:
     """Angles position * frequency, one frequency for each pair; computed the same on every machine."""
     cos, sin = _native.rope_angles(np.array(frequencies, np.float64), positions)
     return RopeTable(cos, sin, adjacent)
+
+
+def check_format(name: str, form: str) -> None:
+    """Refuse a matrix in a format that has no kernels.
+
+    Raises:
+        UnsupportedModel: this one.
+    """
+    if form not in WEIGHT_FORMATS:
+        raise UnsupportedModel(
+            f"tensor {name!r} is in {form}, which the native kernels do not read; they read {', '.join(WEIGHT_FORMATS)}"
+        )
+
+
+def prepare(recording: Recording, *, fuse: bool) -> tuple[list[Shape], int]:
+    """Fuse a recording and place its values in buffers, in place; the buffers, and that of the logits (or NONE)."""
+    logits = next((i.reads[0] for i in recording.instructions if i.op is Op.OUTPUT and i.text == LOGITS), NONE)
+    if fuse:
+        for fusion in FUSIONS:
+            fusion(recording)
+    at = next((n for n, i in enumerate(recording.instructions) if logits in i.reads and i.op is Op.OUTPUT), NONE)
+    buffers = share_memory(recording, keep=logits)
+    return buffers, recording.instructions[at].reads[0] if at != NONE else NONE
 
 
 class CpuPending:
@@ -71,12 +106,7 @@ class CpuProgram:
     """A recording, fused and placed in memory."""
 
     def __init__(self, pool: Any, isa: str, recording: Recording, *, fuse: bool) -> None:
-        logits = next((i.reads[0] for i in recording.instructions if i.op is Op.OUTPUT and i.text == LOGITS), NONE)
-        if fuse:
-            for fusion in FUSIONS:
-                fusion(recording)
-        at = next((n for n, i in enumerate(recording.instructions) if logits in i.reads and i.op is Op.OUTPUT), NONE)
-        buffers = share_memory(recording, keep=logits)
+        buffers, logits = prepare(recording, fuse=fuse)
         self.recording = recording
         self._pool = pool
         self._program = _native.Program(
@@ -89,7 +119,7 @@ class CpuProgram:
             [w.packed for w in recording.matrices],
             [w.vector for w in recording.vectors if w.vector is not None],
             [(t.cos.reshape(-1), t.sin.reshape(-1), t.dims, t.adjacent) for t in recording.tables],
-            recording.instructions[at].reads[0] if at != NONE else NONE,
+            logits,
         )
 
     def submit(
@@ -147,11 +177,8 @@ class CpuBackend:
             raise InvalidConfig(f"activations must be one of {ACTIVATIONS}, got {activations!r}")
         if threads is not None and not 1 <= threads <= 1024:
             raise InvalidConfig(f"threads must be 1 to 1024, got {threads}")
-        chosen = isa or os.environ.get("PAGODA_ISA") or isas()[0]
-        if chosen not in isas():
-            raise InvalidConfig(f"instruction set must be one of {isas()} on this machine, got {chosen!r}")
         self.activations = activations
-        self.isa = chosen
+        self.isa = chosen_isa(isa)
         self.threads = threads or cores()
         self.arithmetic = ARITHMETIC
         self._fuse = fuse
@@ -164,11 +191,7 @@ class CpuBackend:
             return NativeWeight(
                 tensor.name, tensor.shape, False, vector=np.ascontiguousarray(tensor.floats(), np.float32)
             )
-        if form not in WEIGHT_FORMATS:
-            raise UnsupportedModel(
-                f"tensor {tensor.name!r} is in {form}, which the native kernels do not read; "
-                f"they read {', '.join(WEIGHT_FORMATS)}"
-            )
+        check_format(tensor.name, form)
         n, k = tensor.shape
         try:
             packed = _native.pack(self._pool, form, n, k, tensor.raw)

@@ -54,6 +54,7 @@ def serve(
 
     Example: [bold]pagoda serve --port 8080[/bold], then point any OpenAI client at http://127.0.0.1:8080/v1.
     """
+    from pagoda.bench.plan import short_lines
     from pagoda.llm import engine_config, open_engine
     from pagoda.obs.metrics import PrometheusObserver
     from pagoda.server.app import build_app
@@ -78,6 +79,9 @@ def serve(
     with bind(config) as sock:
         with DownloadBar(model) as progress:
             opened = open_engine(wanted, observer, progress)
+        if opened.sizing is not None:
+            for line in short_lines(opened.sizing):
+                typer.echo(line, err=True)
         name = served_model_name or opened.name
         observer.serving(name, opened.engine.capacity)
         app = build_app(opened.engine, opened.tokenizer, name, config, observer)

@@ -28,6 +28,11 @@ class Watchdog:
         """Watch no more; the requests are `over`."""
         self._stopped.set()
 
+    def join(self) -> None:
+        """Wait for its thread: one that outlives the engine keeps all of it alive."""
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join()
+
     def beat(self) -> None:
         """A step was finished."""
         self._beat = time.monotonic()

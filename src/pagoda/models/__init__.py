@@ -6,7 +6,9 @@ import difflib
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from pagoda.backends.ops import Model, RopeTable, StoredTensor, Weight
+import numpy as np
+
+from pagoda.backends.ops import Model, RopeTable, StoredFormat, StoredTensor, Weight
 from pagoda.errors import ModelFileError, UnsupportedModel
 from pagoda.models.llama import Llama, LlamaConfig
 from pagoda.models.metadata import Metadata
@@ -22,6 +24,11 @@ class TensorShape(Protocol):
     @property
     def shape(self) -> tuple[int, ...]:
         """Outermost first."""
+        ...
+
+    @property
+    def format(self) -> StoredFormat:
+        """How its numbers lie in the file."""
         ...
 
 
@@ -42,7 +49,7 @@ class Source(Protocol):
 
     @property
     def tensors(self) -> Mapping[str, TensorShape]:
-        """Shapes by name."""
+        """Shapes and formats by name."""
         ...
 
     def tensor(self, name: str) -> StoredTensor:
@@ -71,6 +78,13 @@ def read_config(source: Source) -> LlamaConfig:
         if shapes[name] != shape:
             raise ModelFileError(f"{source.name}: tensor {name!r} must have shape {shape}, found {shapes[name]}")
     return config
+
+
+def outline(source: Source, config: LlamaConfig, weight: Callable[[str], Weight]) -> Model:
+    """The model over weights that stand in for its own, with no rotary table: to count with, not to run."""
+    none = np.zeros((0, config.rope_dims // 2), np.float32)
+    _, model = FAMILIES[source.architecture]
+    return model(config, weight, RopeTable(none, none, True))
 
 
 def build(

@@ -41,7 +41,7 @@ def nibble_bytes(integers: Bytes) -> Bytes:
 def bit_pairs(raw: Bytes) -> Bytes:
     """[blocks, 64] bytes of 2-bit integers -> [blocks, 256]: each half of a block by itself, the lowest pairs first."""
     shifts = np.array([0, 2, 4, 6], dtype=np.uint8)[:, None]
-    pairs: Bytes = (raw.reshape(-1, 2, 1, 32) >> shifts & 3).reshape(-1, 256)
+    pairs: Bytes = (raw.reshape(-1, 2, 1, 32) >> shifts & np.uint8(3)).reshape(-1, 256)
     return pairs
 
 

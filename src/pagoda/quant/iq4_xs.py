@@ -18,10 +18,11 @@ class IQ4_XS:
     def dequantize(self, raw: Bytes) -> Floats:
         """[blocks, 136] -> [blocks, 256]; d * scale is exact and the product with the table's is rounded once."""
         pairs = np.array([0, 2, 4, 6], dtype=np.uint8)
-        high = (raw[:, 2:4, None] >> pairs & 3).reshape(-1, 8)
-        low = (raw[:, 4:8, None] >> pairs[[0, 2]] & 15).reshape(-1, 8)
+        high = (raw[:, 2:4, None] >> pairs & np.uint8(3)).reshape(-1, 8)
+        low = (raw[:, 4:8, None] >> pairs[[0, 2]] & np.uint8(15)).reshape(-1, 8)
         scales = (low | high << np.uint8(4)).view(np.int8) - np.int8(32)
         integers = nibbles(raw[:, 8:].reshape(-1, 16)).reshape(-1, 8, 32)
         with np.errstate(invalid="ignore"):
-            factors = halves(raw[:, :2]) * scales
-            return (factors[..., None] * UNEVEN[integers]).reshape(-1, 256)
+            factors = halves(raw[:, :2]) * scales.astype(np.float32)
+            numbers: Floats = factors[..., None] * UNEVEN[integers]
+        return numbers.reshape(-1, 256)

@@ -20,6 +20,7 @@ class MXFP4:
 
     def dequantize(self, raw: Bytes) -> Floats:
         """[blocks, 17] -> [blocks, 32]; exact, or infinite."""
-        half = np.ldexp(np.float32(1), raw[:, :1].astype(np.int32) - 128)
+        half: Floats = np.ldexp(np.float32(1), raw[:, :1].astype(np.int32) - 128).astype(np.float32)
         with np.errstate(over="ignore"):  # the largest exponents are beyond f32: such a number is infinite
-            return half * TWICE_E2M1[nibbles(raw[:, 1:])]
+            numbers: Floats = half * TWICE_E2M1[nibbles(raw[:, 1:])]
+        return numbers

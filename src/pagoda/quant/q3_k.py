@@ -24,8 +24,9 @@ class Q3_K:
         integers = (bit_pairs(raw[:, 32:96]) | third << np.uint8(2)).view(np.int8) - np.int8(4)
         low = np.concatenate([raw[:, 96:104] & np.uint8(15), raw[:, 96:104] >> np.uint8(4)], axis=1)
         shifts = np.array([0, 2, 4, 6], dtype=np.uint8)[:, None]
-        high = (raw[:, None, 104:108] >> shifts & 3).reshape(-1, 16)
+        high = (raw[:, None, 104:108] >> shifts & np.uint8(3)).reshape(-1, 16)
         scales = (low | high << np.uint8(4)).view(np.int8) - np.int8(32)
         with np.errstate(invalid="ignore"):
             factors = halves(raw[:, 108:]) * scales
-            return (factors[..., None] * integers.reshape(-1, 16, 16)).reshape(-1, 256)
+            numbers: Floats = factors[..., None] * integers.reshape(-1, 16, 16)
+        return numbers.reshape(-1, 256)

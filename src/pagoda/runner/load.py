@@ -1,4 +1,4 @@
-"""From a model file to a runner: packs the weights, sizes and commits the KV pages."""
+"""From a model file to a runner: packs the weights, commits the KV pages. `sizing` says how many."""
 
 from __future__ import annotations
 
@@ -7,19 +7,11 @@ from typing import Protocol
 
 from pagoda.backends import open_backend
 from pagoda.backends.cpu import CpuBackend, rope_table
-from pagoda.backends.machine import free_memory
-from pagoda.backends.ops import KVGroup
-from pagoda.config import EngineConfig, MachineConfig
-from pagoda.errors import InvalidConfig, MemoryLimit
+from pagoda.config import EngineConfig
 from pagoda.models import Source, build, read_config
 from pagoda.plan import Capacity
 from pagoda.runner.runner import Runner
-
-KV_SHARE = 0.6
-"""Of the memory that is free once the weights are packed: most that KV pages may take."""
-KV_AUTO = 2**30
-"""Most bytes of KV that are committed unasked: a start should not take all of a machine, nor the time to touch it."""
-_ELEMENT = {"f32": 4, "f16": 2}
+from pagoda.runner.sizing import Sizing
 
 
 class Digested(Source, Protocol):
@@ -30,67 +22,34 @@ class Digested(Source, Protocol):
         ...
 
 
-def page_bytes(group: KVGroup, page_size: int, kv_format: str) -> int:
-    """Bytes of one page of all layers: keys as they are, values with each head padded to 16 numbers."""
-    padded = -(-group.head_dim // 16) * 16
-    return group.layers * group.heads * page_size * (group.head_dim + padded) * _ELEMENT[kv_format]
-
-
-def kv_pages(groups: tuple[KVGroup, ...], config: EngineConfig, max_model_len: int, free: int) -> tuple[int, ...]:
-    """How many pages each group gets: all groups hold the same tokens.
-
-    Raises:
-        MemoryLimit: not even one page of each group fits.
-    """
-    machine = config.machine
-    each = sum(page_bytes(g, machine.page_size, config.model.kv_format) for g in groups)
-    longest = -(-max_model_len // machine.page_size)
-    limit = int(free * KV_SHARE)
-    budget = _budget(machine, each * longest, limit)
-    pages = min(budget // each, longest * config.scheduler.max_num_seqs)
-    if pages < 1:
-        raise MemoryLimit(
-            f"a KV page of {machine.page_size} tokens takes {each} bytes, and {budget} are to be had "
-            f"({free} bytes free, of which KV may take {KV_SHARE:.0%}); free some memory or take a smaller page_size"
-        )
-    return (pages,) * len(groups)
-
-
-def _budget(machine: MachineConfig, one_sequence: int, limit: int) -> int:
-    if machine.kv_memory is None:
-        return min(limit, max(KV_AUTO, one_sequence))
-    if machine.kv_memory > limit:
-        raise MemoryLimit(f"kv_memory asks for {machine.kv_memory} bytes, and KV may take {limit} of what is free")
-    return machine.kv_memory
-
-
 def fingerprint(digest: str, config: EngineConfig, backend: CpuBackend) -> str:
     """Of all that outputs are a function of besides the request."""
     parts = (digest, config.model.activations, config.model.kv_format, backend.name, str(backend.arithmetic))
     return "pagoda-" + hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
-def load_runner(source: Digested, config: EngineConfig) -> Runner:
+def load_runner(source: Digested, config: EngineConfig, sizing: Sizing) -> Runner:
     """Open the backend, pack the weights, commit the KV pages.
 
     Raises:
         ModelFileError, UnsupportedModel: the file.
-        InvalidConfig: a setting does not fit the model.
-        MemoryLimit: the machine.
+        MemoryLimit: the machine has less than `sizing` was told.
     """
-    shape = read_config(source)
-    longest = config.model.max_model_len or shape.context
-    if longest > shape.context:
-        raise InvalidConfig(f"max_model_len is {longest}, and the model was trained for {shape.context} tokens")
     backend = open_backend("cpu", activations=config.model.activations, threads=config.machine.threads)
     assert isinstance(backend, CpuBackend)
-    model = build(source, shape, backend.weight, lambda f, n: rope_table(f, n, adjacent=True), longest)
-    pages = kv_pages(model.groups, config, longest, free_memory())
-    store = backend.kv_store(model.groups, pages, config.machine.page_size, config.model.kv_format)
+    model = build(
+        source,
+        read_config(source),
+        backend.weight,
+        lambda f, n: rope_table(f, n, adjacent=True),
+        sizing.longest,  # a file may promise any length: angles are made for what pages can hold
+    )
+    pages = (sizing.pages,) * len(sizing.groups)
+    store = backend.kv_store(sizing.groups, pages, config.machine.page_size, config.model.kv_format)
     capacity = Capacity(
         pages=pages,
         page_size=config.machine.page_size,
-        max_model_len=min(longest, min(pages) * config.machine.page_size),
+        max_model_len=sizing.longest,
         vocabulary=model.vocabulary,
         fingerprint=fingerprint(source.digest(), config, backend),
     )

@@ -1,0 +1,237 @@
+// Attention over pages: every instruction set, page size, head size and grouping of queries gives the bits of the scalar
+// build over pages of 16, one query at a time; those are about what the definition says. KV stores copy what they say.
+#include <algorithm>
+#include <numeric>
+
+#include "check.h"
+#include "dispatch.h"
+#include "kv_store.h"
+#include "matrices.h"
+
+namespace pagoda::test {
+namespace {
+
+const Kernels& scalar_kernels() { return kernels_for("scalar"); }
+
+// A sequence whose keys and values lie in shuffled pages; slots that no token has are NaN.
+class Cache {
+ public:
+  Cache(Random& random, KVFormat format, int heads, int dim, int slots, int length)
+      : pages_((length + slots - 1) / slots + 1), store_({{1, heads, dim, pages_}}, slots, format), kv_(store_.layer(0, 0)), table_(size_t(pages_)) {
+    std::iota(table_.begin(), table_.end(), 0);
+    for (int i = pages_ - 1; i > 0; i--) std::swap(table_[size_t(i)], table_[size_t(random.below(i + 1))]);
+    memory_.assign(kv_.page_bytes * size_t(pages_), 0xff);
+    kv_.base = memory_.data();  // of its exact size, so that a sanitizer sees what goes past it
+  }
+  void store(const Kernels& kernels, int position, const float* k, const float* v) {
+    kernels.store_kv(kv_, table_[size_t(position / kv_.slots)], position % kv_.slots, k, v);
+  }
+  const KVPages& kv() const { return kv_; }
+  const int32_t* table() const { return table_.data(); }
+  const std::vector<uint8_t>& memory() const { return memory_; }
+
+ private:
+  int pages_;
+  KVStore store_;
+  KVPages kv_;
+  std::vector<int32_t> table_;
+  std::vector<uint8_t> memory_;
+};
+
+struct Sequence {
+  int heads, dim, length;
+  std::vector<float> k, v;  // [length, heads, dim]
+
+  Sequence(Random& random, int heads, int dim, int length) : heads(heads), dim(dim), length(length) {
+    const size_t n = size_t(length) * size_t(heads) * size_t(dim);
+    k = random.numbers(n), v = random.numbers(n);
+    for (auto& x : k) x *= 3.0f;
+    for (int i = 0; i < 40; i++) {
+      const size_t at = size_t(random.below(int(n)));
+      k[at] = random.below(2) ? 0.0f : random.number() * 1e-40f, v[at] = random.below(2) ? -0.0f : random.number() * 6e4f;
+    }
+  }
+  void fill(Cache& cache, const Kernels& kernels) const {
+    const size_t row = size_t(heads) * size_t(dim);
+    for (int p = 0; p < length; p++) cache.store(kernels, p, k.data() + size_t(p) * row, v.data() + size_t(p) * row);
+  }
+};
+
+// Some query vectors of one head and where each stands.
+struct Asked {
+  std::vector<float> q;  // [count, dim]
+  std::vector<int> last;
+  int head;
+
+  Asked(Random& random, const Sequence& s, int count) : q(random.numbers(size_t(count) * size_t(s.dim))), head(random.below(s.heads)) {
+    for (int i = 0; i < count; i++) last.push_back(i && random.below(2) ? last.back() : random.below(s.length));
+    std::sort(last.begin(), last.end());
+  }
+};
+
+// All spans of queries [from, from + count) together: attend each, merge in order, finish.
+void answer(const Kernels& kernels, const Cache& cache, const Asked& asked, int from, int count, float* out) {
+  const KVPages& kv = cache.kv();
+  const size_t padded = size_t(kv.padded);
+  std::vector<float> held(size_t(count) * padded * 2, NAN);
+  std::vector<Partial> state(static_cast<size_t>(count)), part(static_cast<size_t>(count));
+  for (size_t n = 0; n < size_t(count); n++) state[n].out = held.data() + n * padded, part[n].out = held.data() + (size_t(count) + n) * padded;
+  for (int span = 0; span <= asked.last[size_t(from + count - 1)] / kSpan; span++) {
+    Queries qs{};
+    size_t skip = 0;
+    while (asked.last[size_t(from) + skip] < span * kSpan) skip++;
+    for (size_t n = skip; n < size_t(count); n++, qs.count++) {
+      qs.q[qs.count] = asked.q.data() + (size_t(from) + n) * size_t(kv.dim);
+      qs.last[qs.count] = asked.last[size_t(from) + n];
+    }
+    std::vector<float> scratch(size_t(qs.count) * kSpan + 16 * size_t(kv.dim), NAN);
+    kernels.attend(kv, cache.table(), qs, asked.head, span, 0.3f, (span ? part : state).data() + skip, scratch.data());
+    for (size_t n = skip; span && n < size_t(count); n++) kernels.merge(state[n], part[n], kv.padded);
+  }
+  for (size_t n = 0; n < size_t(count); n++) kernels.finish(state[n], kv.dim, out + n * size_t(kv.dim));
+}
+
+// All queries, `together` at a time: [count, dim].
+std::vector<float> answers(const Kernels& kernels, const Cache& cache, const Asked& asked, int together) {
+  const int count = int(asked.last.size());
+  std::vector<float> out(asked.q.size(), NAN);
+  for (int n = 0; n < count; n += together)
+    answer(kernels, cache, asked, n, std::min(together, count - n), out.data() + size_t(n) * size_t(cache.kv().dim));
+  return out;
+}
+
+// Softmax-weighted sums by definition, over keys and values as they are stored.
+std::vector<double> defined(const Sequence& s, const Asked& asked, size_t n, KVFormat format) {
+  const auto held = [&](float x) { return format == KVFormat::F16 ? double(f16_to_f32(f32_to_f16(x))) : double(x); };
+  std::vector<double> scores, sum(size_t(s.dim), 0.0);
+  for (int p = 0; p <= asked.last[n]; p++) {
+    double dot = 0;
+    for (int i = 0; i < s.dim; i++)
+      dot += double(asked.q[n * size_t(s.dim) + size_t(i)]) * held(s.k[size_t((p * s.heads + asked.head) * s.dim + i)]);
+    scores.push_back(dot * double(0.3f));
+  }
+  const double top = *std::max_element(scores.begin(), scores.end());
+  double weights = 0;
+  for (int p = 0; p <= asked.last[n]; p++) {
+    const double w = std::exp(scores[size_t(p)] - top);
+    weights += w;
+    for (int i = 0; i < s.dim; i++) sum[size_t(i)] += w * held(s.v[size_t((p * s.heads + asked.head) * s.dim + i)]);
+  }
+  for (auto& x : sum) x /= weights;
+  return sum;
+}
+
+std::string about(const Kernels& k, int dim, int slots) {
+  return std::string(k.name) + " dim=" + std::to_string(dim) + " slots=" + std::to_string(slots);
+}
+
+}  // namespace
+
+TEST("attention", bits_are_those_of_one_query_in_scalar) {
+  Random random(31);
+  for (const KVFormat format : {KVFormat::F32, KVFormat::F16})
+    for (const int dim : {1, 8, 16, 24, 40, 64, 80, 128}) {
+      const int lengths[] = {1, 15, 17, 63, 256, 257, 530};
+      const Sequence s(random, random.between(1, 3), dim, lengths[random.below(7)]);
+      const Asked asked(random, s, random.between(1, 9));
+      Cache oracle(random, format, s.heads, dim, 16, s.length);
+      s.fill(oracle, scalar_kernels());
+      const auto expected = answers(scalar_kernels(), oracle, asked, 1);
+      for (const float x : expected) CHECK(std::isfinite(x));
+      for (const int slots : {1, 2, 4, 8, 16, 32, 64}) {
+        Cache cache(random, format, s.heads, dim, slots, s.length);
+        s.fill(cache, scalar_kernels());
+        for (const auto& isa : usable_isas())
+          for (const int together : {1, 2, 3, 4, 5, 8}) {
+            if (isa == "scalar" && together != 5) continue;
+            const Kernels& k = kernels_for(isa);
+            CHECK_CASE(same(answers(k, cache, asked, together), expected), about(k, dim, slots));
+          }
+      }
+    }
+}
+
+TEST("attention", about_what_the_definition_says) {
+  Random random(32);
+  for (const KVFormat format : {KVFormat::F32, KVFormat::F16})
+    for (const int dim : {3, 16, 64})
+      for (const int length : {1, 20, 300, 600}) {
+        const Sequence s(random, 2, dim, length);
+        const Asked asked(random, s, 5);
+        Cache cache(random, format, 2, dim, 32, length);
+        s.fill(cache, scalar_kernels());
+        const auto got = answers(scalar_kernels(), cache, asked, 5);
+        for (size_t n = 0; n < 5; n++) {
+          const auto exact = defined(s, asked, n, format);
+          double size = 1;
+          for (const double x : exact) size = std::max(size, std::fabs(x));
+          for (size_t i = 0; i < size_t(dim); i++) CHECK(std::fabs(double(got[n * size_t(dim) + i]) - exact[i]) <= 2e-5 * size);
+        }
+      }
+}
+
+TEST("attention", storing_on_every_instruction_set) {
+  Random random(33);
+  for (const KVFormat format : {KVFormat::F32, KVFormat::F16})
+    for (int dim = 1; dim <= 70; dim++)
+      for (const int slots : {1, 4, 16, 64}) {
+        const int heads = random.between(1, 3);
+        Random same_shuffle(7);
+        std::vector<std::vector<uint8_t>> memories;
+        const auto k = random.awkwards(size_t(heads * dim)), v = random.awkwards(size_t(heads * dim));
+        const int position = random.below(2 * slots);
+        for (const auto& isa : usable_isas()) {
+          Cache cache(same_shuffle = Random(7), format, heads, dim, slots, 2 * slots);
+          cache.store(kernels_for(isa), position, k.data(), v.data());
+          memories.push_back(cache.memory());
+        }
+        for (const auto& m : memories) CHECK_CASE(m == memories.back(), std::to_string(dim));
+      }
+}
+
+// The first slots of a page in every layer of the group, and nothing else.
+TEST("attention", pages_are_copied) {
+  Random random(34);
+  for (const KVFormat format : {KVFormat::F32, KVFormat::F16})
+    for (const int slots : {1, 4, 16}) {
+      KVStore store({{2, 3, 20, 4}, {1, 1, 8, 3}}, slots, format);
+      std::vector<std::pair<const KVPages*, std::vector<uint8_t>>> before;
+      for (const auto& [group, layer] : {std::pair{0, 0}, {0, 1}, {1, 0}}) {
+        const KVPages& kv = store.layer(group, layer);
+        const size_t bytes = kv.page_bytes * size_t(store.pages(group));
+        for (size_t i = 0; i < bytes; i++) kv.base[i] = uint8_t(random.bits());
+        before.emplace_back(&kv, std::vector<uint8_t>(kv.base, kv.base + bytes));
+      }
+      const int copied = random.between(0, slots);
+      store.copy(0, 1, 3, copied);
+      for (auto& [kv, expected] : before) {
+        if (kv != before[2].first) {
+          KVPages was = *kv;
+          was.base = expected.data();
+          const size_t e = kv->element();
+          for (int h = 0; h < kv->heads; h++)
+            for (int slot = 0; slot < copied; slot++) {
+              for (int i = 0; i < kv->dim; i++) {
+                const size_t at = size_t(i * slots + slot) * e;
+                std::memcpy(was.keys(3, h) + at, was.keys(1, h) + at, e);
+              }
+              const size_t row = size_t(kv->padded) * e;
+              std::memcpy(was.values(3, h) + size_t(slot) * row, was.values(1, h) + size_t(slot) * row, row);
+            }
+        }
+        CHECK(std::memcmp(kv->base, expected.data(), expected.size()) == 0);
+      }
+    }
+}
+
+TEST("attention", stores_say_their_sizes) {
+  const KVStore store({{2, 3, 20, 5}, {1, 1, 8, 7}}, 4, KVFormat::F16);
+  CHECK(store.groups() == 2 && store.pages(0) == 5 && store.pages(1) == 7);
+  CHECK(store.layer(0, 1).padded == 32 && store.layer(1, 0).padded == 16);
+  CHECK(store.bytes() == size_t(2 * 3 * 5 * 4) * (20 + 32) * 2 + size_t(7 * 4) * (8 + 16) * 2);
+  CHECK_THROWS(store.layer(0, 2), std::out_of_range);
+  CHECK_THROWS(store.pages(2), std::out_of_range);
+  CHECK_THROWS(KVStore({{1 << 20, 1 << 10, 1 << 10, 1 << 20}}, 64, KVFormat::F32), std::bad_alloc);
+}
+
+}  // namespace pagoda::test

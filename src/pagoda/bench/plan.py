@@ -1,0 +1,176 @@
+"""What serving a model here will take and can reach, each number with its arithmetic, from the file's header alone.
+
+The numbers are `runner.sizing`'s, which the engine starts with; this adds the process, bandwidth and words.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pagoda.backends.machine import free_memory
+from pagoda.bench.machine import read_bandwidth
+from pagoda.catalog import Progress, open_model
+from pagoda.config import EngineConfig
+from pagoda.runner.sizing import KV_AUTO, KV_SHARE, TYPICAL, Sizing, size
+from pagoda.text.tokenizer import Tokenizer
+
+
+def resident_bytes() -> int:
+    """Memory of this process that is in RAM."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A model's numbers on this machine, or on one with another amount of free memory. Sizes in bytes."""
+
+    sizing: Sizing
+    process: int
+    """Python, its modules and the tokenizer: what this process has while it plans."""
+    bandwidth: float | None
+    """Bytes a second read by all threads from a buffer as large as the weights; None if it was not measured."""
+
+    @property
+    def started(self) -> int:
+        """Resident memory of a started engine."""
+        return self.process + self.sizing.started
+
+    @property
+    def most(self) -> int:
+        """And once a step has been as large as steps may be."""
+        return self.started + self.sizing.step
+
+    def decode(self, context: int) -> float | None:
+        """Tokens a second of one sequence after `context` tokens, if reading is all that limits it."""
+        return None if self.bandwidth is None else self.bandwidth / self.sizing.token_read(context)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        s = self.sizing
+        return {
+            "model": s.model,
+            "weights": [asdict(w) for w in s.weights],
+            "weight_bytes": s.weight_bytes,
+            "kv_format": s.kv_format,
+            "kv_groups": [asdict(g) | {"page_bytes": p} for g, p in zip(s.groups, s.page_bytes, strict=True)],
+            "kv_token_bytes": s.token_bytes,
+            "kv_token_layer_bytes": [p / s.page_size / g.layers for g, p in zip(s.groups, s.page_bytes, strict=True)],
+            "page_size": s.page_size,
+            "page_bytes": sum(s.page_bytes),
+            "free_bytes": s.free,
+            "kv_limit_bytes": s.kv_limit,
+            "pages": s.pages,
+            "kv_bytes": s.kv_bytes,
+            "max_model_len": s.longest,
+            "max_num_seqs": s.max_num_seqs,
+            "sequences": {str(s.longest): s.sequences(s.longest), str(TYPICAL): s.sequences(TYPICAL)},
+            "rope_bytes": s.rope,
+            "step_bytes": s.step,
+            "process_bytes": self.process,
+            "started_bytes": self.started,
+            "most_bytes": self.most,
+            "decode_read_bytes": {"0": s.token_read(0), str(s.longest): s.token_read(s.longest)},
+            "read_bytes_s": self.bandwidth,
+            "decode_tok_s": None if self.bandwidth is None else {str(c): self.decode(c) for c in (0, s.longest)},
+        }
+
+    def lines(self) -> Iterator[str]:
+        """For people: every number with its arithmetic."""
+        s = self.sizing
+        yield f"model      {s.model}, up to {s.max_model_len} tokens"
+        yield from weight_lines(s)
+        yield from kv_lines(s)
+        yield f"rotary     {_mb(s.rope)}: cos and sin of {s.max_model_len} positions, twice"
+        yield f"process    {_mb(self.process)}: Python, its modules and the tokenizer, as they are in this process"
+        yield f"memory     {_mb(self.started)} once started: weights + KV + rotary + process"
+        yield f"           {_mb(self.most)} at most: {_mb(s.step)} of buffers grow with the largest step"
+        yield from self._decode_lines()
+
+    def _decode_lines(self) -> Iterator[str]:
+        s = self.sizing
+        for context in (0, s.longest):
+            read = f"{_mb(s.token_weights)} of weights + {context} x {s.token_bytes} bytes of KV"
+            total = f"{_mb(s.token_read(context))} a token"
+            speed = self.decode(context)
+            if speed is not None and self.bandwidth is not None:
+                total += f"; {self.bandwidth / 1e9:.1f} GB/s / that = {speed:.0f} tokens/s at most"
+            yield f"decode     one sequence after {context} tokens reads {read} = {total}"
+        if self.bandwidth is None:
+            yield "           --measure divides this machine's read bandwidth by it"
+
+
+def _mb(size: float) -> str:
+    return f"{size / 1e6:.1f} MB"
+
+
+def weight_lines(s: Sizing) -> Iterator[str]:
+    """Weights, packed, by their format in the file."""
+    yield f"weights    {_mb(s.weight_bytes)} packed"
+    for w in s.weights:
+        yield f"           {w.format}: {w.tensors} tensors, {w.numbers} numbers, {w.bytes} bytes"
+
+
+def kv_lines(s: Sizing) -> Iterator[str]:
+    """Keys and values: of a token, of a page, and how many of each there are."""
+    for g, page in zip(s.groups, s.page_bytes, strict=True):
+        layer = page / s.page_size / g.layers
+        yield (
+            f"KV         {s.kv_format}: {layer:g} bytes a token and layer (keys and values of {g.heads} heads x "
+            f"{g.head_dim}) x {g.layers} layers = {page / s.page_size:g} bytes a token"
+        )
+    each = sum(s.page_bytes)
+    yield f"page       {s.page_size} tokens x {each / s.page_size:g} = {each} bytes"
+    yield (
+        f"free       {_mb(s.free)}; KV may take {KV_SHARE:.0%} of what the weights leave: "
+        f"{KV_SHARE} x ({_mb(s.free)} - {_mb(s.weight_bytes)}) = {_mb(s.kv_limit)}"
+    )
+    wanted = "kv_memory" if s.kv_asked is not None else f"unasked, {_mb(KV_AUTO)} or one full sequence"
+    needed = -(-s.max_model_len // s.page_size) * s.max_num_seqs
+    yield (
+        f"pages      {s.pages} = {_mb(s.kv_bytes)}: the least of {wanted}, that limit, and {needed} for "
+        f"{s.max_num_seqs} sequences of {s.max_model_len} tokens"
+    )
+    yield (
+        f"sequences  {s.sequences(s.longest)} of {s.longest} tokens (the longest), {s.sequences(TYPICAL)} of "
+        f"{min(TYPICAL, s.longest)}; at most {s.max_num_seqs} run at once"
+    )
+
+
+def short_lines(s: Sizing) -> Iterator[str]:
+    """What a server says of itself as it starts: one line each for weights, KV and sequences."""
+    forms = ", ".join(f"{w.format} {_mb(w.bytes)}" for w in s.weights)
+    yield f"weights {_mb(s.weight_bytes)} packed ({forms})"
+    pages = f"{s.pages} pages of {s.page_size} tokens x {sum(s.page_bytes)} bytes"
+    yield f"kv {s.kv_format}: {pages} = {_mb(s.kv_bytes)}"
+    yield (
+        f"sequences: {s.sequences(s.longest)} of {s.longest} tokens or {s.sequences(TYPICAL)} of "
+        f"{min(TYPICAL, s.longest)} fit, at most {s.max_num_seqs} at once"
+    )
+
+
+def plan_model(
+    config: EngineConfig, *, memory: int | None = None, measure: bool = False, progress: Progress | None = None
+) -> Plan:
+    """Plan for a model; a built-in one that is not here is fetched first.
+
+    Args:
+        config: as for the engine.
+        memory: free bytes to plan for; None is what is free here.
+        measure: whether to measure bandwidth, in about a second.
+        progress: is told how far the download is.
+
+    Raises:
+        UnknownModel, ModelError, InvalidConfig, MemoryLimit: as starting an engine would.
+    """
+    with open_model(config.model.model, progress=progress) as file:
+        tokenizer = Tokenizer.from_metadata(file.metadata)
+        sizing = size(file, config, free_memory() if memory is None else memory)
+        process = resident_bytes()
+        del tokenizer
+    threads = config.machine.threads
+    bandwidth = read_bandwidth(max(sizing.token_weights, 2**21), threads, 1.0) if measure else None
+    return Plan(sizing, process, bandwidth)

@@ -1,0 +1,204 @@
+"""Every number that follows from a model's header, the configuration and the free memory: one place for boot and plan.
+
+Reads no tensor and commits nothing. Knows what the backend makes of a tensor's shape; does not know the machine, which
+tells its free memory.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+
+from pagoda.backends.footprint import Footprint, footprint, packed_bytes, stand_in
+from pagoda.backends.ops import KVGroup
+from pagoda.config import EngineConfig
+from pagoda.errors import InvalidConfig, MemoryLimit
+from pagoda.models import Source, outline, read_config
+from pagoda.runner.runner import whole_model
+
+KV_SHARE = 0.6
+"""Of the memory that the weights leave free: most that KV pages may take."""
+KV_AUTO = 2**30
+"""Most bytes of KV that are committed unasked: a start should not take all of a machine, nor the time to touch it."""
+TYPICAL = 1024
+"""Tokens of a sequence, prompt and answer, as conversations mostly are."""
+_ELEMENT = {"f32": 4, "f16": 2, "int8": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class WeightSize:
+    """All tensors of one stored format."""
+
+    format: str
+    tensors: int
+    numbers: int
+    bytes: int
+    """Once packed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizing:
+    """What an engine of one model will hold. Sizes are bytes unless they say otherwise."""
+
+    model: str
+    weights: tuple[WeightSize, ...]
+    token_weights: int
+    """Weights read for one token of one sequence."""
+    kv_format: str
+    groups: tuple[KVGroup, ...]
+    page_size: int
+    """Token slots of a page."""
+    page_bytes: tuple[int, ...]
+    """Of each group, all its layers."""
+    max_model_len: int
+    """Longest sequence that may be, in tokens, if there are pages for it."""
+    max_num_seqs: int
+    kv_asked: int | None
+    """`kv_memory`."""
+    free: int
+    """Memory to be had before anything was loaded."""
+    pages: int
+    """Of each group."""
+    rope: int
+    """Rotary angles, in Python and in the program."""
+    step: int
+    """Buffers of the largest step: they grow to it as steps ask for it."""
+
+    @property
+    def weight_bytes(self) -> int:
+        """All weights, packed."""
+        return sum(w.bytes for w in self.weights)
+
+    @property
+    def token_bytes(self) -> int:
+        """KV of one token in all layers, rounded up."""
+        return -(-sum(self.page_bytes) // self.page_size)
+
+    @property
+    def kv_bytes(self) -> int:
+        """All pages."""
+        return self.pages * sum(self.page_bytes)
+
+    @property
+    def kv_limit(self) -> int:
+        """Most that KV may take here."""
+        return _kv_limit(self.free, self.weight_bytes)
+
+    @property
+    def longest(self) -> int:
+        """Longest sequence in tokens, within `max_model_len` and the pages."""
+        return min(self.max_model_len, self.pages * self.page_size)
+
+    @property
+    def started(self) -> int:
+        """What a started engine has taken: weights, pages, rotary angles."""
+        return self.weight_bytes + self.kv_bytes + self.rope
+
+    def sequences(self, tokens: int) -> int:
+        """How many sequences of this length fit at once, however many may run."""
+        return self.pages // -(-min(tokens, self.longest) // self.page_size)
+
+    def token_read(self, context: int) -> int:
+        """What decoding one token of a single sequence reads, after `context` tokens."""
+        return self.token_weights + context * self.token_bytes
+
+
+def page_bytes(group: KVGroup, page_size: int, kv_format: str) -> int:
+    """Bytes of one page of all layers: numbers, values padded to what the kernels load at once, and f16 scales."""
+    dim = group.head_dim
+    if kv_format == "int4":
+        blocks = -(-dim // 32)
+        slot = -(-dim // 2) + 16 * blocks + 2 * blocks * 2 * 2  # scale and offset of each block, for key and value
+    else:
+        slot = (dim + -(-dim // 16) * 16) * _ELEMENT[kv_format] + (4 if kv_format == "int8" else 0)
+    return group.layers * group.heads * (-(-page_size * slot // 2) * 2)
+
+
+def size(source: Source, config: EngineConfig, free: int) -> Sizing:
+    """Size an engine for a machine with `free` bytes.
+
+    Raises:
+        ModelFileError, UnsupportedModel: the file.
+        InvalidConfig: a setting does not fit the model.
+        MemoryLimit: not even one page fits beside the weights.
+    """
+    shape = read_config(source)
+    longest = config.model.max_model_len or shape.context
+    if longest > shape.context:
+        raise InvalidConfig(f"max_model_len is {longest}, and the model was trained for {shape.context} tokens")
+    forms = {name: (source.tensors[name].format.name, dims) for name, dims in shape.tensors().items()}
+    packed = {name: packed_bytes(name, form, dims) for name, (form, dims) in forms.items()}
+    model = outline(source, shape, cache(lambda name: stand_in(name, *forms[name])))
+    counts = footprint(
+        lambda ops: whole_model(model, ops), {n: form for n, (form, _) in forms.items()}, config.model.activations
+    )
+    each = tuple(page_bytes(g, config.machine.page_size, config.model.kv_format) for g in model.groups)
+    pages = _pages(sum(each), config, longest, free, sum(packed.values()))
+    return Sizing(
+        model=source.architecture,
+        weights=_by_format(forms, packed),
+        token_weights=counts.read,
+        kv_format=config.model.kv_format,
+        groups=model.groups,
+        page_size=config.machine.page_size,
+        page_bytes=each,
+        max_model_len=longest,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        kv_asked=config.machine.kv_memory,
+        free=free,
+        pages=pages,
+        rope=2 * 2 * 4 * min(longest, pages * config.machine.page_size) * (shape.rope_dims // 2),
+        step=_step(counts, config),
+    )
+
+
+def _by_format(forms: dict[str, tuple[str, tuple[int, ...]]], packed: dict[str, int]) -> tuple[WeightSize, ...]:
+    tensors, numbers, total = Counter[str](), Counter[str](), Counter[str]()
+    for name, (form, dims) in forms.items():
+        tensors[form] += 1
+        numbers[form] += _product(dims)
+        total[form] += packed[name]
+    return tuple(WeightSize(form, tensors[form], numbers[form], total[form]) for form in sorted(tensors))
+
+
+def _product(dims: Iterable[int]) -> int:
+    product = 1
+    for n in dims:
+        product *= n
+    return product
+
+
+def _step(counts: Footprint, config: EngineConfig) -> int:
+    return counts.row * config.scheduler.chunk + counts.sampled_row * min(
+        config.scheduler.max_num_seqs, config.scheduler.chunk
+    )
+
+
+def _kv_limit(free: int, weights: int) -> int:
+    return int(max(0, free - weights) * KV_SHARE)
+
+
+def _pages(each: int, config: EngineConfig, longest: int, free: int, weights: int) -> int:
+    """Pages of each group, all groups holding the same tokens; `each` is the bytes of one page of every group."""
+    machine = config.machine
+    limit = _kv_limit(free, weights)
+    needed = -(-longest // machine.page_size)
+    if machine.kv_memory is None:
+        budget = min(limit, max(KV_AUTO, each * needed))
+    elif machine.kv_memory > limit:
+        raise MemoryLimit(
+            f"kv_memory asks for {machine.kv_memory} bytes, and KV may take {limit}: {KV_SHARE:.0%} of what "
+            f"{weights} bytes of weights leave of {free} free bytes"
+        )
+    else:
+        budget = machine.kv_memory
+    pages = min(budget // each, needed * config.scheduler.max_num_seqs)
+    if pages < 1:
+        raise MemoryLimit(
+            f"a KV page of {machine.page_size} tokens takes {each} bytes, and {budget} are to be had ({free} bytes "
+            f"free, {weights} of them for weights, and KV may take {KV_SHARE:.0%} of the rest); "
+            "free some memory or take a smaller page_size"
+        )
+    return pages

@@ -1,0 +1,92 @@
+"""The native backend's own: options, what it refuses, and letting go of it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from pagoda import quant
+from pagoda.backends.cpu import WEIGHT_FORMATS, CpuBackend, isas
+from pagoda.backends.ops import KVGroup, StoredTensor
+from pagoda.backends.reference import ReferenceBackend
+from pagoda.errors import InvalidConfig, UnsupportedModel
+
+from .cases import plain_step
+from .formats import random_tensor
+
+LET_GO = """
+import numpy as np
+from pagoda import quant
+from pagoda.backends.cpu import CpuBackend
+from pagoda.backends.ops import Step
+rows = np.arange(2, dtype=np.int32)
+step = Step(rows, rows, rows * 0, (), rows[:0], {"R.x": np.zeros((2, 4), np.float32)})
+for i in range(1500):
+    backend = CpuBackend(threads=1 + i % 3)
+    program = backend.program(lambda ops: ops.output("R.y", ops.input("R.x", 4)))
+    kv = backend.kv_store((), (), 16, "f32")
+    program.submit(kv, step)
+    program.run(kv, step)
+    del backend, program, kv
+"""
+
+
+def test_letting_go_never_hangs() -> None:
+    """In a process of its own, as a hang may hold the GIL: a worker drops a step's objects while the pool ends."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", LET_GO], check=True, timeout=100, env=environment)
+
+
+def test_the_isa_is_the_argument_or_the_environment_or_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PAGODA_ISA", raising=False)
+    assert isas()[-1] == "scalar"
+    assert CpuBackend(threads=1).isa == isas()[0]
+    monkeypatch.setenv("PAGODA_ISA", "scalar")
+    assert CpuBackend(threads=1).isa == "scalar"
+    assert CpuBackend(threads=1, isa=isas()[0]).isa == isas()[0]
+    monkeypatch.setenv("PAGODA_ISA", "")
+    assert CpuBackend(threads=1).isa == isas()[0]
+
+
+def test_wrong_options_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PAGODA_ISA", "mmx")
+    with pytest.raises(InvalidConfig, match=r"instruction set must be one of .*'scalar'.*got 'mmx'"):
+        CpuBackend()
+    monkeypatch.delenv("PAGODA_ISA")
+    with pytest.raises(InvalidConfig, match="got 'sse'"):
+        CpuBackend(isa="sse")
+    with pytest.raises(InvalidConfig, match=r"activations must be one of .*got 'int4'"):
+        CpuBackend(activations="int4")
+    for threads in (0, -1, 1025):
+        with pytest.raises(InvalidConfig, match=f"threads must be 1 to 1024, got {threads}"):
+            CpuBackend(threads=threads)
+    with pytest.raises(InvalidConfig, match=r"kv_format must be one of .*got 'int8'"):
+        CpuBackend(threads=1).kv_store((KVGroup(1, 1, 16),), (1,), 16, "int8")
+
+
+def test_a_weight_format_without_kernels_is_named() -> None:
+    backend = CpuBackend(threads=1)
+    raw = np.zeros(3 * 210, np.uint8)
+    with pytest.raises(UnsupportedModel, match=rf"'blk.0.ffn_up' is in q6_k.*they read {', '.join(WEIGHT_FORMATS)}"):
+        backend.weight(StoredTensor("blk.0.ffn_up", (3, 256), quant.by_name("q6_k"), raw))
+
+
+def test_a_matrix_of_another_size_is_refused() -> None:
+    tensor = random_tensor(np.random.default_rng(0), "q4_0", (3, 64))
+    with pytest.raises(ValueError, match="another size in bytes"):
+        CpuBackend(threads=1).weight(replace(tensor, shape=(3, 96)))
+
+
+def test_anothers_store_and_slots_are_refused() -> None:
+    backend, other = CpuBackend(threads=1), ReferenceBackend()
+    program = backend.program(lambda ops: ops.output("R.x", ops.input("R.x", 4)))
+    step = plain_step(1, inputs={"R.x": np.zeros((1, 4), np.float32)})
+    with pytest.raises(TypeError, match="KV store and slots of its own"):
+        program.run(other.kv_store((), (), 16, "f32"), step)
+    with pytest.raises(TypeError, match="KV store and slots of its own"):
+        program.submit(backend.kv_store((), (), 16, "f32"), step, other.slots())

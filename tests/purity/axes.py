@@ -1,0 +1,101 @@
+"""The axes of the matrix: one table. A new feature that must change no bit is a new line of `AXES` and, in `play`, the
+one place that turns its value into a setting.
+
+`world` names what outputs may depend on (model, activations, KV format): each has its own baseline. `params` and
+`prompt` say what the first request asks for; the others of a batch go round the same lists. All the rest must not
+matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pagoda.backends.cpu import isas
+from pagoda.types import SamplingParams
+
+
+@dataclass(frozen=True)
+class World:
+    """A tiny model, by `tiny.TinyShape`'s fields, and its arithmetic."""
+
+    activations: str
+    kv_format: str
+    shape: dict[str, Any] = field(hash=False)
+
+
+MIXED = {"attn_q.weight": "q4_0", "attn_k.weight": "q8_0", "attn_v.weight": "f16", "ffn_up.weight": "q4_0"}
+GROUPED = {
+    "width": 96, "heads": 6, "kv_heads": 2, "head_dim": 32, "ffn": 160, "vocabulary": 331, "formats": MIXED
+}  # fmt: skip
+"""Three query heads to a key head, every quantised format, rows of no whole number of tiles."""
+NARROW = {
+    "width": 64,
+    "heads": 4,
+    "kv_heads": 4,
+    "head_dim": 24,
+    "ffn": 96,
+    "vocabulary": 277,
+    "tied": False,
+    "layers": 3,
+}
+"""Heads that fill no whole number of vectors of 16."""
+WIDE = {
+    "width": 96,
+    "heads": 4,
+    "kv_heads": 1,
+    "head_dim": 80,
+    "ffn": 224,
+    "vocabulary": 400,
+    "format": "q8_0",
+    "layers": 1,
+}
+DENSE = {
+    "width": 50, "heads": 3, "kv_heads": 1, "head_dim": 18, "ffn": 77, "vocabulary": 263, "format": "f16",
+    "formats": {"ffn_down.weight": "bf16", "attn_output.weight": "f32"}, "embedding_format": "bf16",
+}  # fmt: skip
+"""Unquantised weights, no width a multiple of anything."""
+
+WORLDS = {
+    "grouped int16 f16": World("int16", "f16", GROUPED),
+    "grouped int8 f16": World("int8", "f16", GROUPED),
+    "grouped f32 f32": World("f32", "f32", GROUPED),
+    "narrow int16 f32": World("int16", "f32", NARROW),
+    "wide int8 f16": World("int8", "f16", WIDE),
+    "dense int16 f16": World("int16", "f16", DENSE),
+}
+
+PARAMS = {
+    "greedy": SamplingParams(temperature=0, logprobs=0),
+    "greedy with penalties": SamplingParams(
+        temperature=0, repetition_penalty=1.3, frequency_penalty=0.4, presence_penalty=0.2, logprobs=3
+    ),
+    "sampled": SamplingParams(temperature=0.8, seed=11, logprobs=2),
+    "every cut": SamplingParams(
+        temperature=1.4, top_k=50, top_p=0.9, min_p=0.02, frequency_penalty=-0.3, seed=2**64 - 1, logprobs=20
+    ),
+    "top-p alone": SamplingParams(temperature=1.1, top_p=0.7, seed=2**33, logprobs=0),
+    "min-p alone, no log-probabilities": SamplingParams(temperature=1.5, min_p=0.1, repetition_penalty=0.9, seed=5),
+    "three choices": SamplingParams(temperature=1.2, n=3, seed=77, logprobs=1),
+    "three greedy choices": SamplingParams(temperature=0, n=3, logprobs=0, presence_penalty=1.0),
+}
+
+PROMPTS: Sequence[int] = (1, 15, 16, 17, 31, 33, 255, 256, 257, 300)
+"""Lengths around every page and every span of 256 keys."""
+SHORT, LONG = PROMPTS[:6], PROMPTS[6:]
+
+AXES: dict[str, Sequence[Any]] = {
+    "world": tuple(WORLDS),
+    "prompt": PROMPTS,
+    "params": tuple(PARAMS),
+    "isa": isas(),
+    "threads": (1, 2, 3),
+    "fuse": (True, False),
+    "page_size": (1, 4, 16, 32),
+    "pages": ("plenty", "scarce"),
+    "chunk": (1, 3, 16, 17, 64, 512),
+    "steps_in_flight": (1, 2, 3),
+    "batch": (1, 2, 5, 17),
+    "arrival": ("together", "one by one"),
+}

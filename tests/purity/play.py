@@ -1,0 +1,176 @@
+"""Plays requests: one sequence at a time through the bare runner, which is the baseline, or all through the engine.
+
+Knows how a case's values become settings; compares nothing.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pagoda.backends.cpu import CpuBackend, rope_table
+from pagoda.catalog import ModelFile
+from pagoda.config import SchedulerConfig
+from pagoda.engine import Engine
+from pagoda.models import build, read_config
+from pagoda.obs.observer import EngineState, NoObserver
+from pagoda.plan import Capacity, Chunk, SequenceStart, StepPlan, StepResult
+from pagoda.runner.runner import Runner
+from pagoda.types import FinishReason, GenerateRequest, SamplingParams, TokenEvent, TokenLogprob
+
+Line = tuple[tuple[int, ...], tuple[TokenLogprob, ...]]
+"""A sequence's output: tokens, and log-probabilities if they were asked for. Equal if every bit is."""
+PLAIN_PAGE = 16
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A request before it has a name: what its output is a function of."""
+
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    tokens: int
+
+    def request(self, name: str) -> GenerateRequest:
+        params = replace(self.params, max_tokens=self.tokens, ignore_eos=True, seed=self.params.seed or 0)
+        return GenerateRequest(name, self.prompt, params, 0.0)
+
+    def pages(self, page_size: int) -> int:
+        """Pages that one choice needs at its end."""
+        return -(-(len(self.prompt) + self.tokens) // page_size)
+
+
+def prompt(length: int, vocabulary: int, seed: int = 0) -> tuple[int, ...]:
+    """Any tokens."""
+    return tuple(np.random.default_rng((length, seed)).integers(0, vocabulary, length).tolist())
+
+
+@contextmanager
+def opened(
+    path: Path, kv_format: str, pages: int, page_size: int, longest: int = 512, **backend: Any
+) -> Iterator[Runner]:
+    """A runner of a model file; `backend` are `CpuBackend`'s arguments."""
+    cpu = CpuBackend(**backend)
+    with ModelFile(path) as source:
+        model = build(source, read_config(source), cpu.weight, lambda f, n: rope_table(f, n, adjacent=True), longest)
+    store = cpu.kv_store(model.groups, [pages], page_size, kv_format)
+    runner = Runner(cpu, model, store, Capacity((pages,), page_size, longest, model.vocabulary, "any"))
+    yield runner
+    runner.check()
+    runner.close()
+
+
+class Plain:
+    """One-at-a-time plain decoding: the whole prompt in one step, then a token a step, each waited for."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self._sequence = 0
+        self._ended: tuple[int, ...] = ()
+
+    def decode(self, ask: Ask, choice: int) -> Line:
+        """The output of one choice."""
+        request, sequence, self._sequence = ask.request(""), self._sequence, self._sequence + 1
+        starts: tuple[SequenceStart, ...] = (SequenceStart(sequence, ask.prompt, request.params, choice),)
+        computed, new, tokens, logprobs = 0, ask.prompt, [], []
+        for _ in range(ask.tokens):
+            pages = tuple(range(-(-(computed + len(new)) // PLAIN_PAGE)))
+            plan = StepPlan(1, (Chunk(sequence, computed, new, (pages,), True),), starts, (), self._ended)
+            (sampled,) = self._runner.finish(self._runner.submit(plan)).sampled
+            starts, self._ended = (), ()
+            computed, new = computed + len(new), (sampled.token,)
+            tokens.append(sampled.token)
+            if sampled.logprob is not None:
+                logprobs.append(sampled.logprob)
+        self._ended = (sequence,)
+        return tuple(tokens), tuple(logprobs)
+
+
+class NoText:
+    """A tokenizer for which text does not matter."""
+
+    stop_ids: frozenset[int] = frozenset()
+
+    def detokenizer(self) -> NoText:
+        return self
+
+    def push(self, ids: Sequence[int]) -> str:
+        return ""
+
+    def flush(self) -> str:
+        return ""
+
+
+@dataclass
+class Seen(NoObserver):
+    """What the steps were like."""
+
+    cases: int = 0
+    preemptions: int = 0
+    rows: Counter[int] = field(default_factory=Counter)
+    """Steps by their number of rows, of those in which each sequence has one."""
+    copies: int = 0
+    ahead: int = 0
+    """Chunks whose token was still in flight."""
+
+    def stepped(self, plan: StepPlan, result: StepResult, state: EngineState) -> None:
+        if plan.rows == len(plan.chunks):
+            self.rows[plan.rows] += 1
+        self.copies += len(plan.copies)
+        self.ahead += sum(chunk.tokens == (-1,) for chunk in plan.chunks)
+
+    def preempted(self, request_id: str) -> None:
+        self.preemptions += 1
+
+
+def through_engine(
+    runner: Runner, asks: Sequence[Ask], config: SchedulerConfig, arrival: str, seen: Seen
+) -> dict[tuple[int, int], Line]:
+    """The outputs by (request, choice). `arrival`: all at once, or each when the one before has its first token."""
+    events: queue.SimpleQueue[TokenEvent] = queue.SimpleQueue()
+    engine = Engine(runner, NoText(), config, seen)
+    requests = [ask.request(str(i)) for i, ask in enumerate(asks)]
+    coming = iter(requests)
+    for request in coming:
+        engine.submit(request, events.put)
+        if arrival == "one by one":
+            break
+    engine.start()
+    tokens: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
+    logprobs: defaultdict[tuple[int, int], list[TokenLogprob]] = defaultdict(list)
+    left, met = sum(request.params.n for request in requests), set[str]()
+    while left:
+        event = events.get(timeout=60)
+        key = (int(event.request_id), event.index)
+        tokens[key].extend(event.token_ids)
+        logprobs[key].extend(event.logprobs)
+        if event.finish is not None:
+            assert event.finish is FinishReason.LENGTH, event
+            left -= 1
+        if event.request_id not in met:
+            met.add(event.request_id)
+            for request in coming:
+                engine.submit(request, events.put)
+                break
+    engine.close()
+    engine._roster.check()
+    assert engine._roster.state().pages_used == 0
+    return {key: (tuple(tokens[key]), tuple(logprobs[key])) for key in tokens}
+
+
+def scheduler(case: Mapping[str, Any]) -> SchedulerConfig:
+    """A case's values as settings."""
+    return SchedulerConfig(chunk=case["chunk"], steps_in_flight=case["steps_in_flight"])
+
+
+def page_count(case: Mapping[str, Any], asks: Sequence[Ask]) -> int:
+    """Plenty for all, or what the largest sequence needs, so that others lose theirs to it."""
+    each = [ask.pages(case["page_size"]) for ask in asks]
+    return max(each) if case["pages"] == "scarce" else sum(p * a.params.n for p, a in zip(each, asks, strict=True))
