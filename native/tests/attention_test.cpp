@@ -138,7 +138,7 @@ std::vector<float> answers(const Kernels& kernels, const Cache& cache, const Ask
 }
 
 // Softmax-weighted sums by definition, over keys and values as they are stored.
-std::vector<double> defined(const Sequence& s, const Asked& asked, size_t n, const Cache& cache) {
+std::vector<double> by_definition(const Sequence& s, const Asked& asked, size_t n, const Cache& cache) {
   std::vector<double> scores, sum(size_t(s.dim), 0.0);
   for (int p = 0; p <= asked.last[n]; p++) {
     double dot = 0;
@@ -199,7 +199,7 @@ TEST("attention", about_what_the_definition_says) {
         s.fill(cache, scalar_kernels());
         const auto got = answers(scalar_kernels(), cache, asked, 5);
         for (size_t n = 0; n < 5; n++) {
-          const auto exact = defined(s, asked, n, cache);
+          const auto exact = by_definition(s, asked, n, cache);
           double size = 1;
           for (const double x : exact) size = std::max(size, std::fabs(x));
           for (size_t i = 0; i < size_t(dim); i++) CHECK(std::fabs(double(got[n * size_t(dim) + i]) - exact[i]) <= 2e-5 * size);
