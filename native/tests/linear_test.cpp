@@ -63,14 +63,15 @@ TEST("linear", quantize_keeps_its_definition) {
       const auto made = quantized(scalar_kernels(), above, rows, k, bytes);
       for (int b = 0; b < k / kBlock; b++) {
         float largest = 0;
-        int sum = 0;
+        int sum = 0, first = 0;
         for (int i = b * kBlock; i < (b + 1) * kBlock; i++) {
           largest = std::max(largest, std::fabs(x[size_t(i)]));
           sum += made.integer(row, i);
+          if (i < b * kBlock + kBlock / 2) first = sum;
         }
         const size_t at = made.block(row, b);
         const float d = made.d[at];
-        CHECK(same(d, largest / float(top)) && same(made.s[at], d * float(sum)) && made.neg8[at] == -8 * sum);
+        CHECK(same(d, largest / float(top)) && same(made.s[at], d * float(sum)) && made.neg8[at] == -8 * sum && made.neg8_first[at] == -8 * first);
         for (int i = b * kBlock; i < (b + 1) * kBlock && largest > 1e-30f; i++) {
           CHECK(std::abs(made.integer(row, i)) <= top);
           CHECK(std::fabs(double(x[size_t(i)]) - double(d) * made.integer(row, i)) <= 0.505 * double(d));

@@ -96,14 +96,14 @@ inline std::vector<float> defined_row(Format format, const std::vector<uint8_t>&
 struct Integers {
   std::vector<uint8_t> q;
   std::vector<float> d, s;
-  std::vector<int32_t> neg8;
+  std::vector<int32_t> neg8, neg8_first;
   int bytes, blocks;
 
   Integers(int rows, int k, int bytes) : bytes(bytes), blocks(k / kBlock) {
     const size_t n = size_t((rows + kPanel - 1) / kPanel) * kPanel * size_t(blocks);
-    q.resize(n * kBlock * size_t(bytes)), d.resize(n), s.resize(n), neg8.resize(n);
+    q.resize(n * kBlock * size_t(bytes)), d.resize(n), s.resize(n), neg8.resize(n), neg8_first.resize(n);
   }
-  Quantized view() { return {bytes, q.data(), d.data(), s.data(), neg8.data()}; }
+  Quantized view() { return {bytes, q.data(), d.data(), s.data(), neg8.data(), neg8_first.data()}; }
   size_t block(int row, int b) const { return Quantized::at(row, blocks, b); }
   // Input i of a row.
   int integer(int row, int i) const {
@@ -114,7 +114,7 @@ struct Integers {
     std::memcpy(&two, q.data() + (at / 4 * 4 + size_t(parity[i % 4])) * 2, 2);
     return two;
   }
-  bool operator==(const Integers& o) const { return q == o.q && same(d, o.d) && same(s, o.s) && neg8 == o.neg8; }
+  bool operator==(const Integers& o) const { return q == o.q && same(d, o.d) && same(s, o.s) && neg8 == o.neg8 && neg8_first == o.neg8_first; }
 };
 
 inline Integers quantized(const Kernels& kernels, const std::vector<float>& x, int rows, int k, int bytes) {
