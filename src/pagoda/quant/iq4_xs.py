@@ -23,6 +23,6 @@ class IQ4_XS:
         scales = (low | high << np.uint8(4)).view(np.int8) - np.int8(32)
         integers = nibbles(raw[:, 8:].reshape(-1, 16)).reshape(-1, 8, 32)
         with np.errstate(invalid="ignore"):
-            factors = halves(raw[:, :2]) * scales
+            factors = halves(raw[:, :2]) * scales.astype(np.float32)
             numbers: Floats = factors[..., None] * UNEVEN[integers]
         return numbers.reshape(-1, 256)

@@ -19,7 +19,7 @@ class Q2_K:
         """[blocks, 84] -> [blocks, 256]; the products are exact and the difference is rounded once."""
         integers = bit_pairs(raw[:, 16:80]).reshape(-1, 16, 16)
         with np.errstate(invalid="ignore"):
-            factors = halves(raw[:, 80:82]) * (raw[:, :16] & np.uint8(15))
-            offsets = halves(raw[:, 82:]) * (raw[:, :16] >> np.uint8(4))
-            numbers: Floats = factors[..., None] * integers - offsets[..., None]
+            factors = halves(raw[:, 80:82]) * (raw[:, :16] & np.uint8(15)).astype(np.float32)
+            offsets = halves(raw[:, 82:]) * (raw[:, :16] >> np.uint8(4)).astype(np.float32)
+            numbers: Floats = factors[..., None] * integers.astype(np.float32) - offsets[..., None]
         return numbers.reshape(-1, 256)
