@@ -10,18 +10,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pagoda import quant
 from pagoda.backends.cpu import WEIGHT_FORMATS, CpuBackend, isas
 from pagoda.backends.ops import KVGroup, StoredTensor
 from pagoda.backends.reference import ReferenceBackend
 from pagoda.errors import InvalidConfig, UnsupportedModel
 
 from .cases import plain_step
-from .formats import random_tensor
+from .formats import FORMATS, random_tensor
 
 LET_GO = """
 import numpy as np
-from pagoda import quant
 from pagoda.backends.cpu import CpuBackend
 from pagoda.backends.ops import Step
 rows = np.arange(2, dtype=np.int32)
@@ -65,15 +63,15 @@ def test_wrong_options_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for threads in (0, -1, 1025):
         with pytest.raises(InvalidConfig, match=f"threads must be 1 to 1024, got {threads}"):
             CpuBackend(threads=threads)
-    with pytest.raises(InvalidConfig, match=r"kv_format must be one of .*got 'int8'"):
-        CpuBackend(threads=1).kv_store((KVGroup(1, 1, 16),), (1,), 16, "int8")
+    with pytest.raises(InvalidConfig, match=r"kv_format must be one of .*got 'int3'"):
+        CpuBackend(threads=1).kv_store((KVGroup(1, 1, 16),), (1,), 16, "int3")
 
 
 def test_a_weight_format_without_kernels_is_named() -> None:
-    backend = CpuBackend(threads=1)
-    raw = np.zeros(3 * 210, np.uint8)
-    with pytest.raises(UnsupportedModel, match=rf"'blk.0.ffn_up' is in q6_k.*they read {', '.join(WEIGHT_FORMATS)}"):
-        backend.weight(StoredTensor("blk.0.ffn_up", (3, 256), quant.by_name("q6_k"), raw))
+    unknown = replace(FORMATS["q8_0"], name="q9_0")
+    tensor = StoredTensor("blk.0.ffn_up", (3, 64), unknown, np.zeros(3 * 2 * unknown.block_bytes, np.uint8))
+    with pytest.raises(UnsupportedModel, match=rf"'blk.0.ffn_up' is in q9_0.*they read {', '.join(WEIGHT_FORMATS)}"):
+        CpuBackend(threads=1).weight(tensor)
 
 
 def test_a_matrix_of_another_size_is_refused() -> None:

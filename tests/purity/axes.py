@@ -9,66 +9,12 @@ matter.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from pagoda.backends.cpu import isas
 from pagoda.types import SamplingParams
 
-
-@dataclass(frozen=True)
-class World:
-    """A tiny model, by `tiny.TinyShape`'s fields, and its arithmetic."""
-
-    activations: str
-    kv_format: str
-    shape: dict[str, Any] = field(hash=False)
-
-
-MIXED = {"attn_q.weight": "q4_0", "attn_k.weight": "q8_0", "attn_v.weight": "f16", "ffn_up.weight": "q4_0"}
-GROUPED = {
-    "width": 96, "heads": 6, "kv_heads": 2, "head_dim": 32, "ffn": 160, "vocabulary": 331, "formats": MIXED
-}  # fmt: skip
-"""Three query heads to a key head, every quantised format, rows of no whole number of tiles."""
-NARROW = {
-    "width": 64,
-    "heads": 4,
-    "kv_heads": 4,
-    "head_dim": 24,
-    "ffn": 96,
-    "vocabulary": 277,
-    "tied": False,
-    "layers": 3,
-}
-"""Heads that fill no whole number of vectors of 16."""
-WIDE = {
-    "width": 96,
-    "heads": 4,
-    "kv_heads": 1,
-    "head_dim": 80,
-    "ffn": 224,
-    "vocabulary": 400,
-    "format": "q8_0",
-    "layers": 1,
-}
-DENSE = {
-    "width": 50, "heads": 3, "kv_heads": 1, "head_dim": 18, "ffn": 77, "vocabulary": 263, "format": "f16",
-    "formats": {"ffn_down.weight": "bf16", "attn_output.weight": "f32"}, "embedding_format": "bf16",
-}  # fmt: skip
-"""Unquantised weights, no width a multiple of anything."""
-
-WORLDS = {
-    "grouped int16 f16": World("int16", "f16", GROUPED),
-    "grouped int8 f16": World("int8", "f16", GROUPED),
-    "grouped f32 f32": World("f32", "f32", GROUPED),
-    "narrow int16 f32": World("int16", "f32", NARROW),
-    "wide int8 f16": World("int8", "f16", WIDE),
-    "dense int16 f16": World("int16", "f16", DENSE),
-    "grouped int16 int8": World("int16", "int8", GROUPED),
-    "grouped int16 int4": World("int16", "int4", GROUPED),
-    "wide int8 int4": World("int8", "int4", WIDE),
-    "narrow int16 int8": World("int16", "int8", NARROW),
-}
+from .worlds import WORLDS
 
 PARAMS = {
     "greedy": SamplingParams(temperature=0, logprobs=0),

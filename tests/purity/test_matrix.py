@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from tiny import tiny_model
-
-from .axes import AXES, LONG, PARAMS, PROMPTS, SHORT, WORLDS
+from .axes import AXES, LONG, PARAMS, PROMPTS, SHORT
 from .pairs import all_pairs
 from .play import PLAIN_PAGE, Ask, Line, Plain, Seen, opened, page_count, prompt, scheduler, through_engine
+from .worlds import WORLDS, model_file
 
 CASES = all_pairs(AXES)
 MOST_TOKENS = 19
@@ -37,13 +36,13 @@ def asked(case: dict[str, Any]) -> list[tuple[int, str, int]]:
 
 
 def ask(world: str, length: int, params: str, tokens: int) -> Ask:
-    return Ask(prompt(length, WORLDS[world].shape["vocabulary"]), PARAMS[params], tokens)
+    return Ask(prompt(length, WORLDS[world].vocabulary), PARAMS[params], tokens)
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     directory = tmp_path_factory.mktemp("tiny")
-    return {name: tiny_model(directory, **world.shape) for name, world in WORLDS.items()}
+    return {name: model_file(directory, name) for name in WORLDS}
 
 
 @pytest.fixture(scope="module")
