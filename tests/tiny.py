@@ -17,7 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from backends.formats import FORMATS, random_blocks
 from gguf_writer import File, Tensor, stored
+from pagoda import quant
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 END_OF_TEXT, IM_START, IM_END = range(3)
@@ -33,7 +35,10 @@ _NORMAL, _CONTROL = 1, 3
 
 @dataclass(frozen=True)
 class TinyShape:
-    """What a tiny model looks like. Rows in q4_0, q4_1 and q8_0 must be whole blocks of 32."""
+    """What a tiny model looks like. Rows must be whole blocks: of 32 numbers in q4_0, of 256 in q4_k.
+
+    Weights in formats that Pagoda cannot write are blocks of random bytes with fitting scales.
+    """
 
     layers: int = 2
     width: int = 64
@@ -142,8 +147,13 @@ def tensors(shape: TinyShape) -> Iterator[Tensor]:
     width, queries, keys = shape.width, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
 
     def matrix(name: str, rows: int, columns: int, gain: float, format: str = shape.format) -> Tensor:
-        floats = rng.standard_normal((rows, columns)) * (gain / math.sqrt(columns))
         found = next((f for end, f in shape.formats.items() if name.endswith(end)), format)
+        size = gain / math.sqrt(columns)
+        if not isinstance(quant.by_name(found), quant.Quantizer):
+            fmt = FORMATS[found]
+            raw = random_blocks(rng, fmt, rows * columns // fmt.block, size)
+            return Tensor(name, (rows, columns), found, raw.tobytes())
+        floats = rng.standard_normal((rows, columns)) * size
         return stored(name, floats.astype(np.float32), found)
 
     def vector(name: str, mean: float) -> Tensor:

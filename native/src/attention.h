@@ -2,50 +2,13 @@
 // fixed split points so that chunking, batching and threads cannot move a rounding).
 #pragma once
 
+#include <type_traits>
+
 #include "kernels.h"
+#include "kv_format.h"
 #include "simd.h"
 
 namespace pagoda::PAGODA_NS {
-
-template <class E>
-inline V load_element(const E* p) {
-  if constexpr (sizeof(E) == 2)
-    return load_f16((const uint16_t*)p);
-  else
-    return load((const float*)p);
-}
-
-template <class E>
-inline float element(E e) {
-  if constexpr (sizeof(E) == 2)
-    return f16_to_f32(e);
-  else
-    return e;
-}
-
-template <class E>
-inline void store_kv_as(const KVPages& kv, int page, int slot, const float* k, const float* v) {
-  for (int g = 0; g < kv.heads; g++) {
-    E* keys = (E*)kv.keys(page, g);
-    E* values = (E*)kv.values(page, g) + size_t(slot) * kv.padded;
-    for (int i = 0; i < kv.dim; i += kLanes) {
-      const int n = kv.dim - i < kLanes ? kv.dim - i : kLanes;
-      E t[kLanes];
-      if constexpr (sizeof(E) == 2) {
-        store_f16((uint16_t*)t, load_n(k + size_t(g) * kv.dim + i, n));
-        store_f16((uint16_t*)values + i, load_n(v + size_t(g) * kv.dim + i, n));
-      } else {
-        store((float*)t, load_n(k + size_t(g) * kv.dim + i, n));
-        store((float*)values + i, load_n(v + size_t(g) * kv.dim + i, n));
-      }
-      for (int j = 0; j < n; j++) keys[size_t(i + j) * kv.slots + slot] = t[j];
-    }
-  }
-}
-
-inline void store_kv(const KVPages& kv, int page, int slot, const float* k, const float* v) {
-  kv.format == KVFormat::F16 ? store_kv_as<uint16_t>(kv, page, slot, k, v) : store_kv_as<float>(kv, page, slot, k, v);
-}
 
 #if PAGODA_AVX512
 constexpr int kKeyBlocks = 4, kValueVectors = 4, kValueQueries = 4;
@@ -54,40 +17,78 @@ constexpr int kKeyBlocks = 2, kValueVectors = 2, kValueQueries = 3;
 #endif
 constexpr int kKeyQueries = 3;
 
-// Dot products of NQ queries with NB blocks of 16 keys, each a chain in order of dim.
+// Sixteen keys, as in a page: row r begins at rows + r * stride, set s of scales at scales + s * stride.
+template <class E>
+struct KeyBlock {
+  const E* rows;
+  const uint16_t* scales;
+};
+
+// Chains of NQ queries' elements [from, to) with NB blocks of keys.
 template <class E, int NQ, int NB>
-inline void scores(const float* const* q, int dim, const E* const* keys, size_t stride, float scale, float* out) {
-  V acc[NQ][NB];
+inline void chain(const float* const* q, int from, int to, const KeyBlock<E>* keys, size_t stride, V (&acc)[NQ][NB]) {
   for (auto& row : acc)
     for (auto& a : row) a = zero();
-  for (int i = 0; i < dim; i++) {
-    V k[NB];
-    for (int b = 0; b < NB; b++) k[b] = load_element(keys[b] + i * stride);
-    for (int n = 0; n < NQ; n++) {
-      const V a = set1(q[n][i]);
-      for (int b = 0; b < NB; b++) acc[n][b] = fma(a, k[b], acc[n][b]);
+  constexpr int step = std::is_same_v<E, Nibbles> ? 2 : 1;
+  for (int i = from; i < to; i += step) {
+    V k[step][NB];
+    for (int b = 0; b < NB; b++)
+      if constexpr (step == 2)
+        load_pair(keys[b].rows + size_t(i / 2) * stride, k[0][b], k[1][b]);
+      else
+        k[0][b] = load_element(keys[b].rows + size_t(i) * stride);
+    for (int s = 0; s < step; s++)
+      for (int n = 0; n < NQ; n++) {
+        const V a = set1(q[n][i + s]);
+        for (int b = 0; b < NB; b++) acc[n][b] = fma(a, k[s][b], acc[n][b]);
+      }
+  }
+}
+
+// Scores of NQ queries for NB blocks of keys.
+template <class E, int NQ, int NB>
+inline void scores(const KVPages& kv, const float* const* q, const KeyBlock<E>* keys, size_t stride, float scale, float* out) {
+  V acc[NQ][NB], sum[NQ][NB];
+  if constexpr (std::is_same_v<E, Nibbles>) {
+    for (auto& row : sum)
+      for (auto& a : row) a = zero();
+    for (int g = 0; g < kv.blocks(); g++) {
+      chain<E, NQ, NB>(q, g * kBlock, kv.dim - g * kBlock < kBlock ? kv.dim : (g + 1) * kBlock, keys, stride, acc);
+      for (int b = 0; b < NB; b++) {
+        const V d = load_f16(keys[b].scales + size_t(2 * g) * stride), m = load_f16(keys[b].scales + size_t(2 * g + 1) * stride);
+        for (int n = 0; n < NQ; n++) sum[n][b] = fma(set1(q[n][kv.padded + g]), m, fma(acc[n][b], d, sum[n][b]));
+      }
     }
+  } else {
+    chain<E, NQ, NB>(q, 0, kv.dim, keys, stride, sum);
+    if constexpr (std::is_same_v<E, int8_t>)
+      for (int b = 0; b < NB; b++)
+        for (int n = 0; n < NQ; n++) sum[n][b] = mul(sum[n][b], load_f16(keys[b].scales));
   }
   for (int n = 0; n < NQ; n++)
-    for (int b = 0; b < NB; b++) store(out + size_t(n) * kSpan + b * kLanes, mul(acc[n][b], set1(scale)));
+    for (int b = 0; b < NB; b++) store(out + size_t(n) * kSpan + b * kLanes, mul(sum[n][b], set1(scale)));
 }
 
 template <class E, int NB>
-inline void scores_of(const Queries& qs, int dim, const E* const* keys, size_t stride, float scale, float* out) {
+inline void scores_of(const KVPages& kv, const Queries& qs, const KeyBlock<E>* keys, size_t stride, float scale, float* out) {
   int n = 0;
-  for (; n + kKeyQueries <= qs.count; n += kKeyQueries) scores<E, kKeyQueries, NB>(qs.q + n, dim, keys, stride, scale, out + size_t(n) * kSpan);
-  for (; n + 2 <= qs.count; n += 2) scores<E, 2, NB>(qs.q + n, dim, keys, stride, scale, out + size_t(n) * kSpan);
-  for (; n < qs.count; n++) scores<E, 1, NB>(qs.q + n, dim, keys, stride, scale, out + size_t(n) * kSpan);
+  for (; n + kKeyQueries <= qs.count; n += kKeyQueries) scores<E, kKeyQueries, NB>(kv, qs.q + n, keys, stride, scale, out + size_t(n) * kSpan);
+  for (; n + 2 <= qs.count; n += 2) scores<E, 2, NB>(kv, qs.q + n, keys, stride, scale, out + size_t(n) * kSpan);
+  for (; n < qs.count; n++) scores<E, 1, NB>(kv, qs.q + n, keys, stride, scale, out + size_t(n) * kSpan);
 }
 
-// Sixteen keys that do not lie in one page, as [dim][16] of f32.
+// Sixteen keys that do not lie in one page, as a block of stride 16.
 template <class E>
-inline void gather_keys(const KVPages& kv, const int32_t* table, int head, int first, int count, float* out) {
+inline KeyBlock<E> gather_keys(const KVPages& kv, const int32_t* table, int head, int first, int count, float* memory) {
+  E* rows = (E*)memory;
+  uint16_t* scales = (uint16_t*)(memory + size_t(kLanes) * kv.dim);
   for (int j = 0; j < count; j++) {
-    const int at = first + j;
-    const E* keys = (const E*)kv.keys(table[at / kv.slots], head) + at % kv.slots;
-    for (int i = 0; i < kv.dim; i++) out[i * kLanes + j] = element(keys[size_t(i) * kv.slots]);
+    const int page = table[(first + j) / kv.slots], slot = (first + j) % kv.slots;
+    const E* from = (const E*)kv.keys(page, head) + slot;
+    for (int i = 0; i < kv.key_rows(); i++) rows[i * kLanes + j] = from[size_t(i) * kv.slots];
+    for (int s = 0; s < kv.sets(); s++) scales[s * kLanes + j] = kv.key_scales(page, head)[size_t(s) * kv.slots + slot];
   }
+  return {rows, scales};
 }
 
 template <class E>
@@ -95,22 +96,24 @@ inline void all_scores(const KVPages& kv, const int32_t* table, const Queries& q
                        float* gathered) {
   if (kv.slots % kLanes) {
     for (int j = 0; j < count; j += kLanes) {
-      gather_keys<E>(kv, table, head, first + j, count - j < kLanes ? count - j : kLanes, gathered);
-      const float* keys[1] = {gathered};
-      scores_of<float, 1>(qs, kv.dim, keys, kLanes, scale, out + j);
+      const KeyBlock<E> keys[1] = {gather_keys<E>(kv, table, head, first + j, count - j < kLanes ? count - j : kLanes, gathered)};
+      scores_of<E, 1>(kv, qs, keys, kLanes, scale, out + j);
     }
     return;
   }
-  const auto block = [&](int j) { return (const E*)kv.keys(table[(first + j) / kv.slots], head) + (first + j) % kv.slots; };
+  const auto block = [&](int j) {
+    const int page = table[(first + j) / kv.slots], slot = (first + j) % kv.slots;
+    return KeyBlock<E>{(const E*)kv.keys(page, head) + slot, kv.key_scales(page, head) + slot};
+  };
   int j = 0;
   for (; j + kKeyBlocks * kLanes <= count; j += kKeyBlocks * kLanes) {
-    const E* keys[kKeyBlocks];
+    KeyBlock<E> keys[kKeyBlocks];
     for (int b = 0; b < kKeyBlocks; b++) keys[b] = block(j + b * kLanes);
-    scores_of<E, kKeyBlocks>(qs, kv.dim, keys, size_t(kv.slots), scale, out + j);
+    scores_of<E, kKeyBlocks>(kv, qs, keys, size_t(kv.slots), scale, out + j);
   }
   for (; j < count; j += kLanes) {
-    const E* keys[1] = {block(j)};
-    scores_of<E, 1>(qs, kv.dim, keys, size_t(kv.slots), scale, out + j);
+    const KeyBlock<E> keys[1] = {block(j)};
+    scores_of<E, 1>(kv, qs, keys, size_t(kv.slots), scale, out + j);
   }
 }
 
@@ -134,15 +137,19 @@ inline void softmax(float* s, int seen, Partial& part) {
 template <class E, int NQ, int NV>
 inline void weigh(const KVPages& kv, const int32_t* table, int head, int first, int from, int to, const float* weights, Partial* parts,
                   int column) {
+  constexpr bool wide = std::is_same_v<E, Nibbles>;  // a load brings two vectors
   V acc[NQ][NV];
   for (int n = 0; n < NQ; n++)
     for (int v = 0; v < NV; v++) acc[n][v] = load(parts[n].out + column + v * kLanes);
   for (int j = from; j < to;) {
     const int slot = (first + j) % kv.slots, run = kv.slots - slot < to - j ? kv.slots - slot : to - j;
-    const E* row = (const E*)kv.values(table[(first + j) / kv.slots], head) + size_t(slot) * kv.padded + column;
-    for (int e = j + run; j < e; j++, row += kv.padded) {
+    const E* row = (const E*)(kv.values(table[(first + j) / kv.slots], head) + size_t(slot) * kv.value_bytes()) + column / (wide ? 2 : 1);
+    for (int e = j + run; j < e; j++, row = (const E*)((const uint8_t*)row + kv.value_bytes())) {
       V x[NV];
-      for (int v = 0; v < NV; v++) x[v] = load_element(row + v * kLanes);
+      if constexpr (wide)
+        load_pair(row, x[0], x[1]);
+      else
+        for (int v = 0; v < NV; v++) x[v] = load_element(row + v * kLanes);
       for (int n = 0; n < NQ; n++) {
         const V p = set1(weights[size_t(n) * kSpan + j]);
         for (int v = 0; v < NV; v++) acc[n][v] = fma(p, x[v], acc[n][v]);
@@ -155,49 +162,103 @@ inline void weigh(const KVPages& kv, const int32_t* table, int head, int first, 
 
 template <class E, int NQ>
 inline void weigh_columns(const KVPages& kv, const int32_t* table, int head, int first, int from, int to, const float* weights,
-                          Partial* parts) {
-  int column = 0;
-  for (; column + kValueVectors * kLanes <= kv.padded; column += kValueVectors * kLanes)
-    weigh<E, NQ, kValueVectors>(kv, table, head, first, from, to, weights, parts, column);
-  for (; column < kv.padded; column += kLanes) weigh<E, NQ, 1>(kv, table, head, first, from, to, weights, parts, column);
+                          Partial* parts, int column, int end) {
+  constexpr bool wide = std::is_same_v<E, Nibbles>;
+  constexpr int vectors = wide ? 2 : kValueVectors;
+  for (; column + vectors * kLanes <= end; column += vectors * kLanes)
+    weigh<E, NQ, vectors>(kv, table, head, first, from, to, weights, parts, column);
+  if constexpr (!wide)
+    for (; column < end; column += kLanes) weigh<E, NQ, 1>(kv, table, head, first, from, to, weights, parts, column);
+}
+
+// Columns [column, end) of all queries. Queries that share their keys go together; what the later ones see besides, alone, so
+// that nobody adds a masked key.
+template <class E>
+inline void weigh_all(const KVPages& kv, const int32_t* table, const int* seen, int count, int head, int first, const float* weights,
+                      Partial* parts, int column, int end) {
+  for (int n = 0; n < count;) {
+    const int m = count - n < kValueQueries ? count - n : kValueQueries, shared = seen[n];
+    const float* w = weights + size_t(n) * kSpan;
+    if (m == kValueQueries)
+      weigh_columns<E, kValueQueries>(kv, table, head, first, 0, shared, w, parts + n, column, end);
+    else if (m == 3)
+      weigh_columns<E, 3>(kv, table, head, first, 0, shared, w, parts + n, column, end);
+    else if (m == 2)
+      weigh_columns<E, 2>(kv, table, head, first, 0, shared, w, parts + n, column, end);
+    else
+      weigh_columns<E, 1>(kv, table, head, first, 0, shared, w, parts + n, column, end);
+    for (int i = 1; i < m; i++)
+      if (seen[n + i] > shared)
+        weigh_columns<E, 1>(kv, table, head, first, shared, seen[n + i], w + size_t(i) * kSpan, parts + n + i, column, end);
+    n += m;
+  }
+}
+
+// Set `set` of the values' scales of the first `count` positions of a span, then zeros to the next multiple of 16.
+inline void value_scales(const KVPages& kv, const int32_t* table, int head, int first, int count, int set, float* out) {
+  for (int j = 0; j < count;) {
+    const int page = table[(first + j) / kv.slots], slot = (first + j) % kv.slots;
+    const uint16_t* from = kv.value_scales(page, head) + size_t(set) * kv.slots + slot;
+    if (kv.slots % kLanes == 0 && count - j >= kLanes) {
+      store(out + j, load_f16(from));
+      j += kLanes;
+    } else {
+      out[j++] = f16_to_f32(*from);
+    }
+  }
+  for (int j = count; j % kLanes; j++) out[j] = 0.0f;
+}
+
+// Values that are integers: block by block, their scales times the weights, their offsets added at the end.
+template <class E>
+inline void weigh_blocks(const KVPages& kv, const int32_t* table, const int* seen, int count, int head, int first, const float* weights,
+                         float* scaled, Partial* parts) {
+  constexpr bool offsets = std::is_same_v<E, Nibbles>;
+  float* scales = scaled + size_t(count) * kSpan;
+  for (int g = 0; g < kv.blocks(); g++) {
+    const int column = g * kBlock, end = offsets ? column + kBlock : kv.padded, all = seen[count - 1];
+    value_scales(kv, table, head, first, all, offsets ? 2 * g : g, scales);
+    for (int n = 0; n < count; n++)
+      for (int j = n * kSpan; j < n * kSpan + seen[n]; j += kLanes) store(scaled + j, mul(load(weights + j), load(scales + j % kSpan)));
+    weigh_all<E>(kv, table, seen, count, head, first, scaled, parts, column, end);
+    if constexpr (offsets) {
+      value_scales(kv, table, head, first, all, 2 * g + 1, scales);
+      for (int n = 0; n < count; n++) {
+        V sum = zero();
+        for (int j = 0; j < seen[n]; j += kLanes) sum = fma(load(weights + size_t(n) * kSpan + j), load(scales + j), sum);
+        const V offset = set1(reduce_add(sum));
+        for (int i = column; i < end; i += kLanes) store(parts[n].out + i, add(load(parts[n].out + i), offset));
+      }
+    }
+  }
 }
 
 template <class E>
 inline void attend_as(const KVPages& kv, const int32_t* table, const Queries& qs, int head, int span, float scale, Partial* parts,
                       float* scratch) {
   const int first = span * kSpan;
-  const auto seen = [&](int n) { return qs.last[n] + 1 - first < kSpan ? qs.last[n] + 1 - first : kSpan; };
-  const int count = seen(qs.count - 1);
-  all_scores<E>(kv, table, qs, head, first, count, scale, scratch, scratch + size_t(qs.count) * kSpan);
+  int seen[kGroupMax];
+  for (int n = 0; n < qs.count; n++) seen[n] = qs.last[n] + 1 - first < kSpan ? qs.last[n] + 1 - first : kSpan;
+  float* rest = scratch + size_t(qs.count) * kSpan;
+  all_scores<E>(kv, table, qs, head, first, seen[qs.count - 1], scale, scratch, rest);
   for (int n = 0; n < qs.count; n++) {
-    softmax(scratch + size_t(n) * kSpan, seen(n), parts[n]);
+    softmax(scratch + size_t(n) * kSpan, seen[n], parts[n]);
     for (int i = 0; i < kv.padded; i += kLanes) store(parts[n].out + i, zero());
   }
-  // Queries that share their keys go together; what the later ones see besides, alone, so that nobody adds a masked key.
-  for (int n = 0; n < qs.count;) {
-    int m = 1;
-    while (m < kValueQueries && n + m < qs.count) m++;
-    const int shared = seen(n);
-    const float* w = scratch + size_t(n) * kSpan;
-    if (m == kValueQueries)
-      weigh_columns<E, kValueQueries>(kv, table, head, first, 0, shared, w, parts + n);
-    else if (m == 3)
-      weigh_columns<E, 3>(kv, table, head, first, 0, shared, w, parts + n);
-    else if (m == 2)
-      weigh_columns<E, 2>(kv, table, head, first, 0, shared, w, parts + n);
-    else
-      weigh_columns<E, 1>(kv, table, head, first, 0, shared, w, parts + n);
-    for (int i = 1; i < m; i++)
-      if (seen(n + i) > shared)
-        weigh_columns<E, 1>(kv, table, head, first, shared, seen(n + i), w + size_t(i) * kSpan, parts + n + i);
-    n += m;
-  }
+  if constexpr (sizeof(E) == 1)
+    weigh_blocks<E>(kv, table, seen, qs.count, head, first, scratch, rest, parts);
+  else
+    weigh_all<E>(kv, table, seen, qs.count, head, first, scratch, parts, 0, kv.padded);
 }
 
 inline void attend(const KVPages& kv, const int32_t* table, const Queries& qs, int head, int span, float scale, Partial* parts,
                    float* scratch) {
-  kv.format == KVFormat::F16 ? attend_as<uint16_t>(kv, table, qs, head, span, scale, parts, scratch)
-                             : attend_as<float>(kv, table, qs, head, span, scale, parts, scratch);
+  switch (kv.format) {
+    case KVFormat::F32: return attend_as<float>(kv, table, qs, head, span, scale, parts, scratch);
+    case KVFormat::F16: return attend_as<uint16_t>(kv, table, qs, head, span, scale, parts, scratch);
+    case KVFormat::Int8: return attend_as<int8_t>(kv, table, qs, head, span, scale, parts, scratch);
+    case KVFormat::Int4: return attend_as<Nibbles>(kv, table, qs, head, span, scale, parts, scratch);
+  }
 }
 
 inline void merge(Partial& into, const Partial& part, int padded) {

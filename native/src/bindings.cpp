@@ -12,7 +12,7 @@
 
 #include "dispatch.h"
 #include "measure.h"
-#include "program.h"
+#include "step_job.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -33,8 +33,10 @@ auto copied(const A& a) {
 }
 
 Format format_named(const std::string& name) {
-  static const std::map<std::string, Format> formats = {{"f32", Format::F32},   {"f16", Format::F16},   {"bf16", Format::BF16},
-                                                        {"q4_0", Format::Q4_0}, {"q4_1", Format::Q4_1}, {"q8_0", Format::Q8_0}};
+  static const std::map<std::string, Format> formats = {
+      {"f32", Format::F32},   {"f16", Format::F16},   {"bf16", Format::BF16},     {"q4_0", Format::Q4_0},     {"q4_1", Format::Q4_1},   {"q5_0", Format::Q5_0},
+      {"q5_1", Format::Q5_1}, {"q8_0", Format::Q8_0}, {"q2_k", Format::Q2_K},     {"q3_k", Format::Q3_K},     {"q4_k", Format::Q4_K},   {"q5_k", Format::Q5_K},
+      {"q6_k", Format::Q6_K}, {"iq4_nl", Format::IQ4_NL}, {"iq4_xs", Format::IQ4_XS}, {"mxfp4", Format::MXFP4}};
   const auto found = formats.find(name);
   if (found == formats.end()) throw std::invalid_argument("no native kernels for weights in " + name);
   return found->second;
@@ -44,12 +46,20 @@ size_t packed_bytes(const std::string& format, int n, int k) {
   return size_t((n + kTile - 1) / kTile) * packed_tile_bytes(format_named(format), k);
 }
 
+KVFormat kv_format_named(const std::string& name) {
+  static const std::map<std::string, KVFormat> formats = {
+      {"f32", KVFormat::F32}, {"f16", KVFormat::F16}, {"int8", KVFormat::Int8}, {"int4", KVFormat::Int4}};
+  const auto found = formats.find(name);
+  if (found == formats.end()) throw std::invalid_argument("no native kernels for keys and values in " + name);
+  return found->second;
+}
+
 // Several matrices in one call: taking the GIL back between them would wait for whatever Python runs beside.
 std::vector<std::shared_ptr<Weight>> pack(Pool& pool, const std::vector<std::tuple<std::string, int, int, Bytes>>& matrices) {
   std::vector<Format> formats;
   for (const auto& [format, n, k, raw] : matrices) {
     formats.push_back(format_named(format));
-    if (n < 1 || k < 1 || raw.size() != size_t(n) * stored_row_bytes(formats.back(), k))
+    if (n < 1 || k < 1 || k % stored_block(formats.back()) || raw.size() != size_t(n) * stored_row_bytes(formats.back(), k))
       throw std::invalid_argument("a matrix of this shape and format has another size in bytes");
   }
   nb::gil_scoped_release release;
@@ -167,7 +177,7 @@ NB_MODULE(_native, m) {
               shapes.push_back({layers, heads, dim, int(pages)});
             }
             nb::gil_scoped_release release;
-            return std::make_shared<KVStore>(std::move(shapes), slots, format == "f16" ? KVFormat::F16 : KVFormat::F32, pool);
+            return std::make_shared<KVStore>(std::move(shapes), slots, kv_format_named(format), pool);
           }),
           "groups"_a, "slots"_a, "format"_a, "pool"_a.none() = nb::none())
       .def_prop_ro("bytes", &KVStore::bytes)
@@ -213,7 +223,8 @@ NB_MODULE(_native, m) {
         for (const auto& [group, source, target, n] : copies) step.copies.push_back({group, source, target, n});
         for (const auto& [slot, prompt] : starts) step.starts.push_back({slot, copied(prompt)});
         step.outputs = outputs;
-        auto job = program->job(program, std::move(kv), std::move(slots), std::move(step), pool.threads());
+        program->check(step, *kv, slots != nullptr);
+        auto job = std::make_shared<StepJob>(std::move(program), std::move(kv), std::move(slots), std::move(step), pool.threads());
         pool.submit(job);
         return job;
       },

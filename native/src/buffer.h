@@ -30,7 +30,7 @@ struct Buffer {
     if (rows <= capacity) return;
     capacity = (std::max(rows, capacity * 2) + kPanel - 1) / kPanel * kPanel;
     const size_t k = size_t(shape.width), nb = k / kBlock;
-    const size_t row = shape.integer ? k * size_t(shape.integer) + nb * 12 : k * 4;
+    const size_t row = shape.integer ? k * size_t(shape.integer) + nb * 16 : k * 4;
     const size_t bytes = (capacity * row + 127) / 64 * 64;
     memory.reset((uint8_t*)std::aligned_alloc(64, bytes));
     if (!memory) throw std::bad_alloc();
@@ -44,6 +44,7 @@ struct Buffer {
     q.d = (float*)(p + capacity * k * size_t(shape.integer));
     q.s = q.d + capacity * nb;
     q.neg8 = (int32_t*)(q.s + capacity * nb);
+    q.neg8_first = q.neg8 + capacity * nb;
   }
 };
 

@@ -21,11 +21,13 @@ inline void quantize_as(const float* x, int k, const Quantized& to, int row) {
     const V inverse = set1(largest > 1e-33f ? top / largest : 0.0f);
     // No number is past top, so this holds only what is none: it becomes -top on every machine.
     const auto integers = [&](V v) { return min(max(round(mul(v, inverse)), set1(-top)), set1(top)); };
-    const int32_t sum = store_integers(q, integers(lo)) + store_integers(q + kLanes, integers(hi));
+    const int32_t first = store_integers(q, integers(lo));
+    const int32_t sum = first + store_integers(q + kLanes, integers(hi));
     const float d = largest / top;
     to.d[at] = d;
     to.s[at] = d * float(sum);
     to.neg8[at] = -8 * sum;
+    to.neg8_first[at] = -8 * first;
   }
 }
 

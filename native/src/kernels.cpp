@@ -4,6 +4,7 @@
 #include "attention.h"
 #include "elementwise.h"
 #include "linear.h"
+#include "linear_f32.h"
 
 namespace pagoda::PAGODA_NS {
 
@@ -20,6 +21,8 @@ const Kernels kernels = {
     [](const float* x, const float* y, int n, float* z) { add(x, y, n, z); },
     rope,
     store_kv,
+    query,
+    turn_back,
     attend,
     merge,
     finish,

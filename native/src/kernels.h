@@ -11,11 +11,12 @@ constexpr int kTile = 16;      // output features packed side by side
 constexpr int kBlock = 32;     // inputs that share a scale
 constexpr int kSpan = 256;     // keys of one attention partial, at absolute positions
 constexpr int kGroupMax = 8;   // query vectors handled together by the attention kernel
+constexpr int kHeadMax = 1024;  // elements of a head, if keys are integers
 
-enum class Format : int { F32, F16, BF16, Q4_0, Q4_1, Q8_0 };
+enum class Format : int { F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4 };
 
-// A matrix [n, k] in tiles of 16 rows of the matrix (output features). A tile is, for quantised formats, all blocks' numbers,
-// then all blocks' scales (16 f16 each), then all offsets; for the others, k groups of 16 numbers.
+// A matrix [n, k] in tiles of 16 rows of the matrix (output features). A tile is, for quantised formats, all blocks' integers,
+// then their scales (formats.h); for the others, k groups of 16 numbers.
 struct Packed {
   Format format;
   int n, k;
@@ -26,8 +27,8 @@ struct Packed {
   int blocks() const { return k / kBlock; }
 };
 
-// Activations as integers: per row and block of 32, x = d * q; `s` is d * sum(q), `neg8` is -8 * sum(q). Eight rows make a
-// panel, block by block: [panel][block][row of 8][32], so that a kernel walks one stream for eight rows. In int16 the inputs
+// Activations as integers: per row and block of 32, x = d * q; `s` is d * sum(q), `neg8` is -8 * sum(q), `neg8_first` is
+// that of the first 16 alone. Eight rows make a panel, block by block: [panel][block][row of 8][32], so that a kernel walks one stream for eight rows. In int16 the inputs
 // of each group of four lie as 0, 2, 1, 3: what two multiply-adds of pairs want once a group's weights are split by parity.
 constexpr int kPanel = 8;
 struct Quantized {
@@ -36,21 +37,52 @@ struct Quantized {
   float* d;       // [panels, k / 32, 8]
   float* s;       // likewise
   int32_t* neg8;  // likewise
-  // Where block b of a row lies, in `d`, `s` and `neg8`; times 32, in `q`.
+  int32_t* neg8_first;  // likewise
+  // Where block b of a row lies, in `d` and what follows it; times 32, in `q`.
   static size_t at(int row, int blocks, int b) { return (size_t(row / kPanel) * size_t(blocks) + size_t(b)) * kPanel + size_t(row % kPanel); }
 };
 
-enum class KVFormat : int { F32, F16 };
+// Keys and values as integers are those of the head's vector turned by a Walsh-Hadamard matrix (docs/arithmetic.md), Int8 with
+// one scale for a token's head, Int4 with scale and offset for every kBlock elements.
+enum class KVFormat : int { F32, F16, Int8, Int4 };
 
-// One layer of one KV group. A page holds, for each head, keys as [head_dim][slots], then values as [slots][padded dim].
+// One layer of one KV group. A page holds, for each head:
+//   scales   f16 [sets][slots] of the keys, then of the values; Int8 has one set, Int4 two for each block: scale, offset
+//   keys     [key_rows][slots]; a row is an element of the head, in Int4 two of them (the even one in the low bits)
+//   values   [slots][padded]; in Int4 byte j of a block of 32 has element j in its low bits and 16 + j in its high ones
 struct KVPages {
   KVFormat format;
   int heads, dim, padded, slots;
-  size_t page_bytes, head_bytes, value_offset;  // head_bytes: keys and values of one head in one page
+  size_t page_bytes, head_bytes;  // head_bytes: scales, keys and values of one head in one page
   uint8_t* base;
-  size_t element() const { return format == KVFormat::F16 ? 2 : 4; }
-  uint8_t* keys(int page, int head) const { return base + size_t(page) * page_bytes + size_t(head) * head_bytes; }
-  uint8_t* values(int page, int head) const { return keys(page, head) + value_offset; }
+
+  // Strides; `base` is the caller's. `padded` is a multiple of what one vector load of values brings.
+  static KVPages layout(KVFormat format, int heads, int dim, int slots) {
+    KVPages kv{format, heads, dim, 0, slots, 0, 0, nullptr};
+    const int unit = format == KVFormat::Int4 ? kBlock : kTile;
+    kv.padded = (dim + unit - 1) / unit * unit;
+    const size_t bytes = kv.scale_bytes() * 2 + (size_t(kv.key_rows()) * kv.key_bytes() + kv.value_bytes()) * size_t(slots);
+    kv.head_bytes = (bytes + 1) / 2 * 2;  // every head's scales are aligned
+    kv.page_bytes = kv.head_bytes * size_t(heads);
+    return kv;
+  }
+  bool integers() const { return format == KVFormat::Int8 || format == KVFormat::Int4; }
+  int blocks() const { return format == KVFormat::Int4 ? (dim + kBlock - 1) / kBlock : int(format == KVFormat::Int8); }
+  int sets() const { return format == KVFormat::Int4 ? 2 * blocks() : blocks(); }
+  int key_rows() const { return format == KVFormat::Int4 ? (dim + 1) / 2 : dim; }
+  size_t key_bytes() const { return format == KVFormat::F32 ? 4 : format == KVFormat::F16 ? 2 : 1; }  // of one slot in one row
+  size_t value_bytes() const { return format == KVFormat::Int4 ? size_t(padded) / 2 : size_t(padded) * key_bytes(); }  // of one slot
+  size_t scale_bytes() const { return size_t(sets()) * size_t(slots) * 2; }
+
+  uint8_t* head(int page, int h) const { return base + size_t(page) * page_bytes + size_t(h) * head_bytes; }
+  uint16_t* key_scales(int page, int h) const { return (uint16_t*)head(page, h); }
+  uint16_t* value_scales(int page, int h) const { return (uint16_t*)(head(page, h) + scale_bytes()); }
+  uint8_t* keys(int page, int h) const { return head(page, h) + 2 * scale_bytes(); }
+  uint8_t* values(int page, int h) const { return keys(page, h) + size_t(key_rows()) * size_t(slots) * key_bytes(); }
+  // Floats of one query as `attend` reads it: its elements (turned, if keys are integers), then the sum of each block.
+  int query_floats() const { return padded + blocks(); }
+  // Floats of scratch that `attend` needs for `count` queries.
+  size_t attend_floats(int count) const { return (2 * size_t(count) + 1) * kSpan + 16 * size_t(dim) + 16 * size_t(sets()); }
 };
 
 // The part of a softmax-weighted sum that comes from one span of keys, or from several merged: max, sum, unnormalised output.
@@ -62,7 +94,7 @@ struct Partial {
 // Some query vectors of one sequence that share a key-value head, and where each one's keys end.
 struct Queries {
   int count;                        // at most kGroupMax
-  const float* q[kGroupMax];        // [dim]
+  const float* q[kGroupMax];        // [dim], or as `query` makes it if keys are integers
   int last[kGroupMax];              // position of the row: keys 0..last are visible; not descending
 };
 
@@ -79,8 +111,11 @@ struct Kernels {
   // One row: heads vectors of dim, of which the first `dims` elements turn; cos and sin are [dims / 2].
   void (*rope)(float* x, int heads, int dim, int dims, const float* cos, const float* sin, bool adjacent);
   void (*store_kv)(const KVPages& kv, int page, int slot, const float* k, const float* v);
-  // Attention over the keys of span `span` (positions 256 * span ..): fills `count` partials. `scratch` is count * 256 floats
-  // and 16 * dim more.
+  // If keys are integers: one query [dim] to what `attend` reads [kv.query_floats()], and what `finish` made [dim] turned back.
+  void (*query)(const KVPages& kv, const float* q, float* out);
+  void (*turn_back)(float* x, int dim);
+  // Attention over the keys of span `span` (positions 256 * span ..): fills `count` partials. `scratch` has
+  // kv.attend_floats(count).
   void (*attend)(const KVPages& kv, const int32_t* table, const Queries& queries, int head, int span, float scale, Partial* parts,
                  float* scratch);
   void (*merge)(Partial& into, const Partial& part, int padded);

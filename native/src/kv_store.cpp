@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <new>
+#include <stdexcept>
 
 namespace pagoda {
 
@@ -34,12 +35,8 @@ void commit(uint8_t* p, size_t bytes, Pool* pool) {
 
 KVStore::KVStore(std::vector<GroupShape> groups, int slots, KVFormat format, Pool* pool) : groups_(std::move(groups)) {
   for (const auto& g : groups_) {
-    KVPages kv{};
-    kv.format = format, kv.heads = g.heads, kv.dim = g.dim, kv.slots = slots;
-    kv.padded = (g.dim + 15) / 16 * 16;
-    kv.value_offset = size_t(g.dim) * size_t(slots) * kv.element();
-    kv.head_bytes = kv.value_offset + size_t(kv.padded) * size_t(slots) * kv.element();
-    kv.page_bytes = kv.head_bytes * size_t(g.heads);
+    if (format >= KVFormat::Int8 && g.dim > kHeadMax) throw std::invalid_argument("a head is too wide for keys as integers");
+    KVPages kv = KVPages::layout(format, g.heads, g.dim, slots);
     const size_t layer_bytes = kv.page_bytes * size_t(g.pages), bytes = layer_bytes * size_t(g.layers);
     // Committed now: running out later would be a signal, not an error.
     void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -59,13 +56,24 @@ KVStore::KVStore(std::vector<GroupShape> groups, int slots, KVFormat format, Poo
   }
 }
 
+namespace {
+
+// The first `slots` of each row's `stride` slots of `bytes` bytes.
+void copy_rows(uint8_t* to, const uint8_t* from, int rows, int stride, int slots, size_t bytes) {
+  for (int r = 0; r < rows; r++) {
+    const size_t at = size_t(r) * size_t(stride) * bytes;
+    std::memcpy(to + at, from + at, size_t(slots) * bytes);
+  }
+}
+
+}  // namespace
+
 void KVStore::copy(int group, int source, int target, int slots) {
   for (const auto& kv : layers_.at(size_t(group)))
     for (int h = 0; h < kv.heads; h++) {
-      const size_t e = kv.element();
-      for (int i = 0; i < kv.dim; i++)
-        std::memcpy(kv.keys(target, h) + size_t(i) * kv.slots * e, kv.keys(source, h) + size_t(i) * kv.slots * e, size_t(slots) * e);
-      std::memcpy(kv.values(target, h), kv.values(source, h), size_t(slots) * kv.padded * e);
+      copy_rows(kv.head(target, h), kv.head(source, h), 2 * kv.sets(), kv.slots, slots, 2);
+      copy_rows(kv.keys(target, h), kv.keys(source, h), kv.key_rows(), kv.slots, slots, kv.key_bytes());
+      std::memcpy(kv.values(target, h), kv.values(source, h), size_t(slots) * kv.value_bytes());
     }
 }
 

@@ -8,6 +8,8 @@
 
 namespace pagoda {
 
+// Numbers of a row that the file stores together: rows are a multiple of it.
+int stored_block(Format format);
 // Bytes of one row of k numbers as the file stores it.
 size_t stored_row_bytes(Format format, int k);
 size_t packed_tile_bytes(Format format, int k);

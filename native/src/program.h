@@ -1,4 +1,4 @@
-// A recorded forward pass: a flat list of instructions over numbered buffers, run stage by stage on the pool.
+// A recorded forward pass: a flat list of instructions over numbered buffers. `StepJob` runs it, stage by stage, on the pool.
 // Python records it once (backends/recorder.py); from then on a step runs without Python.
 #pragma once
 
@@ -77,12 +77,13 @@ class Program : public std::enable_shared_from_this<Program> {
           std::vector<std::shared_ptr<Weight>> weights, std::vector<std::vector<float>> vectors, std::vector<RopeAngles> ropes,
           int logits);
   Program(const Program&) = delete;
-  // Checks every index of the step against the KV store and the model: throws std::invalid_argument.
-  std::shared_ptr<StepJob> job(std::shared_ptr<Program> self, std::shared_ptr<KVStore> kv, std::shared_ptr<Slots> slots, Step step,
-                               int threads);
+  // Checks every index of a step against the model, the KV store and the rest of it: throws std::invalid_argument.
+  void check(const Step& step, const KVStore& kv, bool has_slots) const;
 
  private:
   friend class StepJob;
+  void check_rows(const Step& step) const;
+  void check_inputs(const Step& step) const;
   const Kernels& kernels_;
   std::vector<Instruction> instructions_;
   std::vector<BufferShape> shapes_;
@@ -92,45 +93,6 @@ class Program : public std::enable_shared_from_this<Program> {
   int logits_;  // the buffer that sampling reads; -1 if none
   int vocabulary_ = 0;
   std::vector<Buffer> buffers_;  // grown as steps need; steps run one at a time
-};
-
-// One step on its way.
-class StepJob : public Job {
- public:
-  StepJob(std::shared_ptr<Program> program, std::shared_ptr<KVStore> kv, std::shared_ptr<Slots> slots, Step step, int threads);
-  ~StepJob() override;
-  std::vector<int> stages() override;
-  void run(int stage, int tile, int worker) override;
-  void end() override;
-
-  const std::map<std::string, std::vector<float>>& outputs() const { return outputs_; }
-  const std::map<std::string, int>& widths() const { return widths_; }
-  const std::vector<DrawResult>& drawn() const { return drawn_; }
-  const Step& step() const { return step_; }
-
- private:
-  struct AttentionPlan;
-  int rows(int buffer) const;
-  int tiles(const Instruction& i);
-  void plan_attention();
-  void linear(const Instruction& i, int tile);
-  void norm(const Instruction& i, int row);
-  void act(const Instruction& i, int row);
-  void attend(const Instruction& i, int tile, int worker);
-  void merge(const Instruction& i, int tile);
-  void row_range(int tile, int rows, int& from, int& to) const;
-
-  std::shared_ptr<Program> program_;
-  std::shared_ptr<KVStore> kv_;
-  std::shared_ptr<Slots> slots_;
-  Step step_;
-  int threads_;
-  int batch_;  // sequences
-  std::vector<std::unique_ptr<AttentionPlan>> attention_;  // per KV group
-  std::vector<std::vector<float>> scratch_;                // per worker
-  std::map<std::string, std::vector<float>> outputs_;
-  std::map<std::string, int> widths_;
-  std::vector<DrawResult> drawn_;
 };
 
 }  // namespace pagoda

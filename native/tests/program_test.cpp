@@ -1,6 +1,6 @@
 // The executor on a hand-made model of one layer: however rows come in steps, whatever the threads, the page size, the
 // instruction set and the fusions, logits have the bits of the kernels called one row at a time. Bad steps are refused.
-#include "program.h"
+#include "step_job.h"
 
 #include <algorithm>
 #include <functional>
@@ -214,7 +214,8 @@ struct Batch {
 };
 
 std::shared_ptr<StepJob> run(Pool& pool, std::shared_ptr<Program> program, std::shared_ptr<KVStore> kv, std::shared_ptr<Slots> slots, Step step) {
-  auto job = program->job(program, std::move(kv), std::move(slots), std::move(step), pool.threads());
+  program->check(step, *kv, slots != nullptr);
+  auto job = std::make_shared<StepJob>(std::move(program), std::move(kv), std::move(slots), std::move(step), pool.threads());
   pool.submit(job);
   return job;
 }
@@ -386,7 +387,7 @@ TEST("program", bad_steps_are_refused) {
     damage(step);
     bool refused = false;
     try {
-      program->job(program, kv, slots, step, 1);
+      program->check(step, *kv, true);
     } catch (const std::invalid_argument&) {
       refused = true;
     }
@@ -394,7 +395,7 @@ TEST("program", bad_steps_are_refused) {
   }
   Step step = one_row();
   step.starts = {{0, {1}}};
-  CHECK_THROWS(program->job(program, kv, nullptr, step, 1), std::invalid_argument);
+  CHECK_THROWS(program->check(step, *kv, false), std::invalid_argument);
 }
 
 TEST("program", instruction_sets_by_name) {

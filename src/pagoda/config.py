@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from pagoda.errors import InvalidConfig
 
-KV_FORMATS = ("f32", "f16")
+KV_FORMATS = ("f32", "f16", "int8", "int4")
 ACTIVATIONS = ("int16", "int8", "f32")
 
 
@@ -27,7 +27,10 @@ class ModelConfig:
     docs/adr/0003 has what each costs in speed and in quality.
     """
     kv_format: str = "f16"
-    """How keys and values are stored: f16, or f32 (for checking)."""
+    """How keys and values are stored: f16; int8 or int4 (a half and a third of the memory); or f32 (for checking).
+
+    docs/arithmetic.md has what each costs in quality.
+    """
     max_model_len: int | None = None
     """Longest sequence in tokens; None is the model's own training length."""
 
@@ -76,6 +79,8 @@ class SchedulerConfig:
     """Most requests waiting or running; one more is refused."""
     stall_s: float = 30.0
     """Seconds without progress after which the engine is declared dead."""
+    prefix_cache: bool = True
+    """Keep the KV of what was computed, and find it again as the beginning of later prompts."""
 
     def __post_init__(self) -> None:
         """Check every range."""

@@ -50,6 +50,7 @@ class EngineOptions(TypedDict, total=False):
     steps_in_flight: int
     max_queued: int
     stall_s: float
+    prefix_cache: bool
 
 
 def engine_config(model: str, **options: Unpack[EngineOptions]) -> EngineConfig:

@@ -106,6 +106,8 @@ class GenerateRequest:
     """With `max_tokens` and `seed` resolved to numbers."""
     arrival: float
     """When the client's request came in, in seconds of `time.monotonic()`: TTFT counts from here."""
+    tenant: str = ""
+    """Whose request it is: prefixes are shared within a tenant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +134,41 @@ class Timings:
     """How often it lost its pages and was recomputed."""
 
 
+class CacheCause(StrEnum):
+    """Why a prefix was not found further than it was."""
+
+    WHOLE = "whole"  # all but the last token, which is always computed
+    DIFFERENT = "different_token"  # something kept goes on here with another token
+    NEVER_SEEN = "never_seen"  # what is kept ends here
+    EVICTED = "evicted"  # it was kept and had to give way
+    OTHER_KEY = "other_key"  # it is kept for another tenant; counted, and never told to a client
+    OFF = "off"  # no prefixes are kept
+
+
+@dataclass(frozen=True, slots=True)
+class CacheExplanation:
+    """What the cache had of a request's prompt when it was first admitted."""
+
+    matched: int
+    """Tokens found: the match ended at this position."""
+    cause: CacheCause
+    """Why it ended there; never OTHER_KEY."""
+
+
+@dataclass(frozen=True, slots=True)
+class PinInfo:
+    """A pinned prefix."""
+
+    id: int
+    owner: str
+    """The tenant who pinned it."""
+    tokens: int
+    pages: int
+    """KV pages it holds, of all groups together; pins that share a beginning share its pages."""
+    hits: int
+    """Admissions that found it whole."""
+
+
 @dataclass(frozen=True, slots=True)
 class TokenEvent:
     """News of one sequence. The last one of a sequence has `finish`; after it there is none."""
@@ -151,7 +188,9 @@ class TokenEvent:
     completion_tokens: int = 0
     """On the last event: tokens generated, those of a stop string or end of turn included."""
     cached_tokens: int = 0
-    """On the last event: prompt tokens whose KV was found in the cache."""
+    """On the last event: prompt tokens whose KV was found in the cache when the request was first admitted."""
+    cache: CacheExplanation | None = None
+    """On the last event, if the request was admitted."""
     timings: Timings | None = None
     """On the last event."""
     error: PagodaError | None = field(default=None, compare=False)

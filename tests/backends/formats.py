@@ -1,4 +1,5 @@
-"""Weight formats as their specification has them, written apart from `pagoda.quant`, and tensors full of random bytes.
+"""Weight formats as their specification or the `gguf` package has them, apart from `pagoda.quant`, and tensors full of
+random bytes.
 
 Random bytes rather than quantised numbers: they hold every integer a format has (-128 in Q8_0, which no quantiser
 writes), scales of both signs, zero and subnormal.
@@ -8,8 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from gguf import GGMLQuantizationType
+from gguf.constants import GGML_QUANT_SIZES
+from gguf.quants import dequantize
 
 from pagoda.backends.ops import Bytes, Floats, StoredTensor
 
@@ -34,34 +39,68 @@ class Format:
     block: int
     block_bytes: int
     dequantize: Callable[[Bytes], Floats]
-    scales: int = 0
-    """f16 numbers at a block's beginning."""
+    scale: int | None = None
+    """Where a block's f16 scale lies."""
+    minimum: int | None = None
+    """Where its f16 offset, or minimum, lies."""
+    size: float = 1.0
+    """Of a block's numbers, about, if the scale is 1."""
+    centre: float = 0.0
+    """The minimum, per scale, that centres a block."""
 
 
+def _packaged(kind: GGMLQuantizationType, **rest: Any) -> Format:
+    """A format as the `gguf` package reads it."""
+    block, block_bytes = GGML_QUANT_SIZES[kind]
+    return Format(kind.name.lower(), block, block_bytes, lambda raw: dequantize(raw, kind), **rest)
+
+
+_T = GGMLQuantizationType
 FORMATS = {
     f.name: f
     for f in (
         Format("f32", 1, 4, lambda raw: np.ascontiguousarray(raw).view(np.float32)),
         Format("f16", 1, 2, _halves),
         Format("bf16", 1, 2, _bf16),
-        Format("q4_0", 32, 18, lambda raw: _halves(raw[:, :2]) * (_nibbles(raw[:, 2:]) - 8), 1),
-        Format("q4_1", 32, 20, lambda raw: _halves(raw[:, :2]) * _nibbles(raw[:, 4:]) + _halves(raw[:, 2:4]), 2),
-        Format("q8_0", 32, 34, lambda raw: _halves(raw[:, :2]) * raw[:, 2:].view(np.int8).astype(np.float32), 1),
+        Format("q4_0", 32, 18, lambda raw: _halves(raw[:, :2]) * (_nibbles(raw[:, 2:]) - 8), 0, None, 4),
+        Format(
+            "q4_1", 32, 20, lambda raw: _halves(raw[:, :2]) * _nibbles(raw[:, 4:]) + _halves(raw[:, 2:4]), 0, 2, 4, -7.5
+        ),
+        Format(
+            "q8_0", 32, 34, lambda raw: _halves(raw[:, :2]) * raw[:, 2:].view(np.int8).astype(np.float32), 0, None, 64
+        ),
+        _packaged(_T.Q5_0, scale=0, size=8),
+        _packaged(_T.Q5_1, scale=0, minimum=2, size=8, centre=-15.5),
+        _packaged(_T.Q2_K, scale=80, minimum=82, size=7.5, centre=1.5),
+        _packaged(_T.Q3_K, scale=108, size=32),
+        _packaged(_T.Q4_K, scale=0, minimum=2, size=128, centre=7.5),
+        _packaged(_T.Q5_K, scale=0, minimum=2, size=256, centre=15.5),
+        _packaged(_T.Q6_K, scale=208, size=1024),
+        _packaged(_T.IQ4_NL, scale=0, size=64),
+        _packaged(_T.IQ4_XS, scale=0, size=1024),
+        _packaged(_T.MXFP4),
     )
 }
-QUANTISED = ("q4_0", "q4_1", "q8_0")
+QUANTISED = tuple(f.name for f in FORMATS.values() if f.block > 1)
 
 
-def _scales(rng: np.random.Generator, fmt: Format, blocks: int, size: float) -> Bytes:
-    """Bytes of the f16 scales of each block: mostly ordinary, now and then 0 or subnormal."""
-    step = size / {"q4_0": 4, "q4_1": 4, "q8_0": 64}[fmt.name]
-    d = step * rng.uniform(0.5, 1.5, (blocks, fmt.scales)) * rng.choice([-1, 1], (blocks, fmt.scales))
-    if fmt.scales == 2:  # a minimum that centres the block
-        d[:, 1] = -7.5 * d[:, 0] * rng.uniform(0.7, 1.3, blocks)
+def random_blocks(rng: np.random.Generator, fmt: Format, blocks: int, size: float) -> Bytes:
+    """Blocks [blocks, block_bytes] of a quantised format, of numbers about `size`: all bytes are random but the scales,
+    which are mostly ordinary, now and then 0 or subnormal."""
+    raw = rng.integers(0, 256, (blocks, fmt.block_bytes), np.uint8)
+    if fmt.scale is None:  # MXFP4: e is 2^(e - 128) of a number of about 4
+        raw[:, 0] = 126 + round(np.log2(size)) + rng.integers(-2, 2, blocks)
+        raw[rng.random(blocks) < 0.02, 0] = 0
+        return raw
+    d = size / fmt.size * rng.uniform(0.5, 1.5, blocks) * rng.choice([-1, 1], blocks)
     rare = rng.random(blocks)
-    d[rare < 0.02, 0] = 0
-    d[rare > 0.98, 0] = 3e-7
-    return d.astype(np.float16).view(np.uint8)
+    if fmt.minimum is not None:
+        m = (fmt.centre * d * rng.uniform(0.7, 1.3, blocks)).astype(np.float16)
+        raw[:, fmt.minimum : fmt.minimum + 2] = m[:, None].view(np.uint8)
+    d[rare < 0.02] = 0
+    d[rare > 0.98] = 3e-7
+    raw[:, fmt.scale : fmt.scale + 2] = d.astype(np.float16)[:, None].view(np.uint8)
+    return raw
 
 
 def random_tensor(rng: np.random.Generator, name: str, shape: tuple[int, ...], size: float = 1.0) -> StoredTensor:
@@ -69,9 +108,8 @@ def random_tensor(rng: np.random.Generator, name: str, shape: tuple[int, ...], s
     fmt = FORMATS[name]
     blocks = int(np.prod(shape)) // fmt.block
     assert shape[-1] % fmt.block == 0
-    if fmt.scales:
-        raw = rng.integers(0, 256, (blocks, fmt.block_bytes), np.uint8)
-        raw[:, : 2 * fmt.scales] = _scales(rng, fmt, blocks, size)
+    if fmt.block > 1:
+        raw = random_blocks(rng, fmt, blocks, size)
     else:
         numbers = (rng.standard_normal(blocks) * size).astype(np.float32)
         if name == "f32":

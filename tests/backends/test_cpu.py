@@ -37,7 +37,7 @@ for i in range(1500):
 
 
 def test_letting_go_never_hangs() -> None:
-    """In a process of its own, as a hang may hold the GIL: a worker drops the last step while the pool is waited for."""
+    """In a process of its own, as a hang may hold the GIL: a worker drops a step's objects while the pool ends."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, "-c", LET_GO], check=True, timeout=100, env=environment)
 

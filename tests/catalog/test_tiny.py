@@ -17,6 +17,10 @@ SHAPES = [
     {"format": "f32", "embedding_format": "f16", "width": 40, "heads": 5, "kv_heads": 5, "head_dim": 8, "ffn": 56},
     {"format": "q4_0", "tied": False, "formats": {"ffn_down.weight": "bf16", "blk.1.attn_q.weight": "q8_0"}},
     {"heads": 4, "head_dim": 32, "width": 64, "vocabulary": 600, "embedding_format": "q4_1", "seed": 5},
+    {
+        **{"width": 256, "heads": 8, "head_dim": 32, "ffn": 256, "format": "q4_k", "embedding_format": "q6_k"},
+        "formats": {"ffn_down.weight": "q6_k", "attn_v.weight": "q5_k", "attn_k.weight": "q5_1"},
+    },
 ]
 
 

@@ -86,6 +86,7 @@ class FakeRunner:
     steps_in_flight: int = 3
     lines: dict[int, Line] = field(default_factory=dict)
     gone: set[int] = field(default_factory=set)
+    met: set[int] = field(default_factory=set)
     slots: dict[tuple[int, int, int], tuple[int, ...]] = field(default_factory=dict)
     plans: list[StepPlan] = field(default_factory=list)
     flights: deque[StepPlan] = field(default_factory=deque)
@@ -122,8 +123,9 @@ class FakeRunner:
             size, line = self.capacity.page_size, self.lines[chunk.sequence]
             prefix = self.read(chunk.pages, chunk.start - 1) if chunk.start else ()
             assert len(chunk.pages) == len(self.capacity.pages)
-            assert chunk.start <= line.computed or chunk.start == len(line.prompt) - 1, "positions are contiguous"
+            assert chunk.start <= line.computed or chunk.sequence not in self.met, "positions are contiguous"
             line.computed = chunk.end
+            self.met.add(chunk.sequence)
             for group, table in enumerate(chunk.pages):
                 assert len(table) == -(-chunk.end // size), "pages cover the positions, and no more"
                 assert len(set(table)) == len(table)
@@ -186,6 +188,6 @@ def capacity(pages=(64,), page_size=4, max_model_len=64):
     return Capacity(tuple(pages), page_size, max_model_len, VOCABULARY, "fake")
 
 
-def request(capacity, prompt=(1, 2, 3), request_id="r", arrival=0.0, **params):
+def request(capacity, prompt=(1, 2, 3), request_id="r", arrival=0.0, tenant="", **params):
     params.setdefault("seed", 0)
-    return validate(prompt, SamplingParams(**params), capacity, request_id=request_id, arrival=arrival)
+    return validate(prompt, SamplingParams(**params), capacity, request_id=request_id, arrival=arrival, tenant=tenant)

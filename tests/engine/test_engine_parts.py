@@ -99,7 +99,7 @@ def test_lengths_move_when_a_plan_is_closed():
     roster = Roster(cache)
     roster.add(state())
     (sequence,) = roster.live.values()
-    roster.admit(sequence)
+    roster.admit(sequence, roster.match(sequence))
     outline = Outline(8)
     outline.add(sequence, 3, cache.extend(0, 0, 3), cache.table(0))
     assert (sequence.computed, sequence.known, outline.rows) == (0, 3, 5)

@@ -231,6 +231,7 @@ def test_the_watchdog_ends_what_hangs_and_the_thread_that_wakes_later_says_nothi
     runner.gate.set()
     engine._thread.join(20)
     assert not engine._thread.is_alive()
+    engine._watchdog._thread.join(20)
     assert len(recorder.events) == 3
     assert len(deaths) == 1
 

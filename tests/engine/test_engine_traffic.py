@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from pagoda.config import SchedulerConfig
 from pagoda.engine import Engine
 from pagoda.obs.observer import NoObserver
-from pagoda.types import FinishReason
+from pagoda.types import CacheCause, FinishReason
 
 from .fakes import STOP, FakeRunner, FakeTokenizer, capacity, expected, request
 
@@ -25,9 +25,16 @@ from .fakes import STOP, FakeRunner, FakeTokenizer, capacity, expected, request
 class Counting(NoObserver):
     def __init__(self):
         self.preemptions = 0
+        self.victims = []
+        self.matches = {}
 
     def preempted(self, request_id):
         self.preemptions += 1
+        self.victims.append(request_id)
+
+    def matched(self, request, found, cause):
+        assert request.id not in self.matches, "a request is matched once"
+        self.matches[request.id] = found, cause
 
 
 @dataclass
@@ -42,6 +49,7 @@ class Ask:
     ignore_eos: bool = False
     at: int = 0
     cancel_after: int | None = None
+    tenant: str = ""
 
 
 @dataclass
@@ -55,6 +63,7 @@ class Traffic:
     max_num_seqs: int = 4
     steps_in_flight: int = 2
     max_model_len: int = 64
+    prefix_cache: bool = True
     short: int = 0
     events: dict = field(default_factory=lambda: defaultdict(list))
 
@@ -62,12 +71,12 @@ class Traffic:
         self.capacity = capacity(self.pages, self.page_size, self.max_model_len)
         self.runner = FakeRunner(self.capacity, self.chunk, self.max_num_seqs, self.steps_in_flight)
         self.observer = Counting()
-        config = SchedulerConfig(self.max_num_seqs, self.chunk, self.steps_in_flight)
+        config = SchedulerConfig(self.max_num_seqs, self.chunk, self.steps_in_flight, prefix_cache=self.prefix_cache)
         self.engine = engine = Engine(self.runner, FakeTokenizer(), config, self.observer)
         self.requests = [
             request(
                 self.capacity, a.prompt, str(i), max_tokens=a.max_tokens, n=a.n, seed=a.seed, stop=a.stop,
-                ignore_eos=a.ignore_eos, logprobs=0,
+                ignore_eos=a.ignore_eos, logprobs=0, tenant=a.tenant,
             )
             for i, a in enumerate(self.asks)
         ]  # fmt: skip
@@ -123,6 +132,12 @@ class Traffic:
                 tokens, whole, reason = expected(req.prompt, req.params, index)
                 assert final.prompt_tokens == len(req.prompt)
                 assert final.completion_tokens == len(ids)
+                assert final.cached_tokens <= len(req.prompt) - 1
+                if req.id in self.observer.matches:
+                    found, cause = self.observer.matches[req.id]
+                    assert final.cache.matched == final.cached_tokens == found
+                    assert final.cache.cause is not CacheCause.OTHER_KEY, "a client is told of others"
+                    assert final.cache.cause is cause or cause is CacheCause.OTHER_KEY
                 assert [lp.token_id for e in events for lp in e.logprobs] == ids
                 if final.finish is FinishReason.CANCELLED:
                     assert ask.cancel_after is not None
@@ -136,7 +151,10 @@ class Traffic:
 
 ASKS = st.builds(
     Ask,
-    prompt=st.lists(st.integers(0, STOP - 1), min_size=1, max_size=14).map(tuple),
+    prompt=st.one_of(
+        st.lists(st.integers(0, STOP - 1), min_size=1, max_size=14),
+        st.integers(1, 14).flatmap(lambda n: st.sampled_from([[1, 2] * n, [1] * n, [3, *range(9)][:n] + [1] * 3])),
+    ).map(lambda prompt: tuple(prompt[:14])),
     max_tokens=st.integers(1, 12),
     n=st.sampled_from([1, 1, 1, 2, 3, 5]),
     seed=st.integers(0, 5),
@@ -144,6 +162,7 @@ ASKS = st.builds(
     ignore_eos=st.booleans(),
     at=st.integers(0, 12),
     cancel_after=st.one_of(st.none(), st.none(), st.integers(0, 12)),
+    tenant=st.sampled_from(["", "", "other"]),
 )
 
 
@@ -157,6 +176,7 @@ ASKS = st.builds(
         chunk=st.sampled_from([1, 2, 3, 7, 16, 64]),
         max_num_seqs=st.sampled_from([1, 2, 3, 8]),
         steps_in_flight=st.sampled_from([1, 2, 3]),
+        prefix_cache=st.sampled_from([True, True, False]),
     )
 )
 def test_outputs_are_those_of_each_sequence_alone(traffic):
@@ -174,6 +194,7 @@ def test_outputs_are_those_of_each_sequence_alone(traffic):
         chunk=st.sampled_from([3, 8, 32]),
         max_num_seqs=st.just(8),
         steps_in_flight=st.sampled_from([1, 2, 3]),
+        prefix_cache=st.sampled_from([True, True, False]),
     )
 )
 def test_outputs_are_the_same_when_pages_run_out(traffic):
@@ -237,12 +258,13 @@ def test_choices_share_the_prompt():
     assert traffic.runner.rows == 40 + 4, "the prompt once, and its last token for each choice"
 
 
-def test_more_choices_than_slots_compute_the_prompt_once_for_each_lot():
+@pytest.mark.parametrize("prefix_cache", [True, False])
+def test_more_choices_than_slots_compute_the_prompt_once_for_each_lot(prefix_cache):
     prompt = tuple(i % STOP for i in range(41))
-    traffic = Traffic([Ask(prompt, 1, n=8)], chunk=64, max_num_seqs=4, steps_in_flight=1)
+    traffic = Traffic([Ask(prompt, 1, n=8)], chunk=64, max_num_seqs=4, steps_in_flight=1, prefix_cache=prefix_cache)
     traffic.play()
     traffic.compare()
-    assert traffic.runner.rows == 2 * 40 + 8
+    assert traffic.runner.rows == (1 if prefix_cache else 2) * 40 + 8
 
 
 def test_a_prompt_is_chunked_between_others_tokens():

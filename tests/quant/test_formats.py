@@ -139,7 +139,7 @@ def test_unknown_formats_are_named() -> None:
         quant.by_id(16)
     with pytest.raises(UnsupportedModel, match=r"unknown \(ggml type 4000000000\)"):
         quant.by_id(4_000_000_000)
-    with pytest.raises(UnsupportedModel, match="'q3_k' cannot be read"):
-        quant.by_name("q3_k")
+    with pytest.raises(UnsupportedModel, match="'iq3_s' cannot be read"):
+        quant.by_name("iq3_s")
     with pytest.raises(UnsupportedModel, match="'q6_k' can be read but not written"):
         quant.quantizer("q6_k")

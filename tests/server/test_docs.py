@@ -1,4 +1,4 @@
-"""`docs/http.md` names every field, neutral value, route, error code and metric there is."""
+"""`docs/http.md` names every field, neutral value, route and error code there is."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from pagoda.obs.metrics import METRICS
 from pagoda.server import errors
 from pagoda.server.app import ROUTES
 from pagoda.server.openai.chat import ChatFields
@@ -30,9 +29,3 @@ def test_named(name: str) -> None:
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.path)
 def test_routes(route: object) -> None:
     assert route.path.replace("{model:path}", "{id}") in PAGE  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
-def test_metrics(metric: object) -> None:
-    assert f"| `{metric.name}`" in PAGE  # type: ignore[attr-defined]
-    assert f"| {metric.help} |" in PAGE  # type: ignore[attr-defined]

@@ -33,7 +33,10 @@ from pagoda.errors import InvalidConfig, MemoryLimit, UnsupportedModel
 
 ARITHMETIC = 1
 """Version of docs/arithmetic.md: part of the fingerprint; a change of any result's bits changes it."""
-WEIGHT_FORMATS = ("f32", "f16", "bf16", "q4_0", "q4_1", "q8_0")
+WEIGHT_FORMATS = (
+    "f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0",
+    "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs", "mxfp4",
+)  # fmt: skip
 DENSE = ("f32", "f16", "bf16")
 LOGITS = "logits"
 """The output that draws sample."""

@@ -14,29 +14,115 @@ import numpy.typing as npt
 from pagoda.backends.ops import Floats, Ints, KVGroup, KVLayer
 
 Doubles = npt.NDArray[np.float64]
+Numbers = npt.NDArray[Any]
 
-_KV_TYPES = {"f32": np.float32, "f16": np.float16}
+_KV_TYPES = {"f32": np.float32, "f16": np.float16, "int8": np.int8, "int4": np.uint8}
+BLOCK = 32
+"""Elements of a head that share a scale and an offset in int4."""
+LARGEST = np.float32(65504)
+"""Of f16: scales and offsets are held within it."""
+
+
+def turn(x: Numbers) -> Numbers:
+    """x [..., dim] times a Walsh-Hadamard matrix, in runs of n elements: the largest power of two that divides dim.
+
+    In x's own type, by the stages (i, i + 1), (i, i + 2), (i, i + 4) ...: a and b become a + b and a - b. Turned twice,
+    a vector is n times what it was.
+    """
+    n = x.shape[-1] & -x.shape[-1]
+    runs = x.reshape(-1, n)
+    stage = 1
+    while stage < n:
+        pairs = runs.reshape(-1, 2, stage)
+        runs = np.stack([pairs[:, 0] + pairs[:, 1], pairs[:, 0] - pairs[:, 1]], axis=1).reshape(-1, n)
+        stage *= 2
+    return runs.reshape(x.shape)
+
+
+def _inverse(scale: Numbers) -> Floats:
+    wide = scale.astype(np.float32)
+    return np.where(wide > 0, np.float32(1) / np.where(wide > 0, wide, np.float32(1)), np.float32(0))
+
+
+def quantise_int8(x: Floats) -> tuple[Numbers, Numbers]:
+    """x [..., dim] as int8 with one f16 scale [..., 1] for a head. In f32, so that integers equal native ones."""
+    scale = np.minimum(np.abs(x).max(-1, keepdims=True) / np.float32(127), LARGEST).astype(np.float16)
+    return np.clip(np.rint(x * _inverse(scale)), -127, 127).astype(np.int8), scale
+
+
+def quantise_int4(x: Floats) -> tuple[Numbers, Numbers]:
+    """x [..., dim] as integers q in [0, 15] and, for each block of 32, f16 scale and offset [..., 2 * blocks].
+
+    x is about (q - 7.5) * scale + offset.
+    """
+    integers = np.empty(x.shape, np.uint8)
+    scales = np.empty((*x.shape[:-1], -(-x.shape[-1] // BLOCK), 2), np.float16)
+    for i, start in enumerate(range(0, x.shape[-1], BLOCK)):
+        block = x[..., start : start + BLOCK]
+        low, high = block.min(-1), block.max(-1)
+        scales[..., i, 0] = np.minimum((high - low) / np.float32(15), LARGEST)
+        scales[..., i, 1] = np.clip((high + low) * np.float32(0.5), -LARGEST, LARGEST)
+        scaled = (block - scales[..., i, 1:].astype(np.float32)) * _inverse(scales[..., i, :1])
+        integers[..., start : start + BLOCK] = np.clip(np.rint(scaled + np.float32(7.5)), 0, 15)
+    return integers, scales.reshape(*x.shape[:-1], -1)
+
+
+def stored(x: Floats, kv_format: str) -> tuple[Numbers, Numbers]:
+    """Heads [..., dim] in their stored form: numbers [..., dim], scales [..., sets] (no sets for floats)."""
+    if kv_format in ("int8", "int4"):
+        with np.errstate(over="ignore", invalid="ignore"):
+            turned = turn(x)
+        finite = np.where(np.isfinite(turned), turned, np.float32(0))
+        return quantise_int8(finite) if kv_format == "int8" else quantise_int4(finite)
+    # Numbers that f16 does not hold become infinite, as in hardware.
+    with np.errstate(over="ignore"):
+        return x.astype(_KV_TYPES[kv_format]), np.zeros((*x.shape[:-1], 0), np.float16)
+
+
+def restored(numbers: Numbers, scales: Numbers, kv_format: str) -> Doubles:
+    """What a stored form stands for, exactly."""
+    dim = numbers.shape[-1]
+    wide, by = numbers.astype(np.float64), scales.astype(np.float64)
+    if kv_format == "int8":
+        wide *= by
+    elif kv_format == "int4":
+        scale, offset = (by[..., i::2].repeat(BLOCK, -1)[..., :dim] for i in range(2))
+        wide = (wide - 7.5) * scale + offset
+    else:
+        return wide
+    turned: Doubles = turn(wide) / (dim & -dim)
+    return turned
 
 
 class ReferenceKVStore:
-    """Keys and values as arrays [layers, pages, page_size, heads, head_dim] per group, in their stored type."""
+    """Keys and values as arrays [layers, pages, page_size, heads, head_dim] per group, in their stored form."""
 
     def __init__(self, groups: Sequence[KVGroup], pages: Sequence[int], page_size: int, kv_format: str) -> None:
         shapes = [(g.layers, n, page_size, g.heads, g.head_dim) for g, n in zip(groups, pages, strict=True)]
-        kind = _KV_TYPES[kv_format]
+        sets = [{"int8": 1, "int4": 2 * -(-g.head_dim // BLOCK)}.get(kv_format, 0) for g in groups]
         self.groups = tuple(groups)
         self.page_size = page_size
-        # Not a number until written: a slot read too early would spoil every result it reaches.
-        self.keys = [np.full(shape, np.nan, kind) for shape in shapes]
-        self.values = [np.full(shape, np.nan, kind) for shape in shapes]
+        self.kv_format = kv_format
         self.written = [np.zeros(shape[:3], np.bool_) for shape in shapes]
+        # Not a number until written: a slot read too early would spoil every result it reaches. Integers have no such
+        # value: their scales have.
+        kind = _KV_TYPES[kv_format]
+        empty = np.nan if kv_format in ("f32", "f16") else 0
+        self.keys, self.values = ([np.full(shape, empty, kind) for shape in shapes] for _ in range(2))
+        self.key_scales, self.value_scales = (
+            [np.full((*shape[:4], n), np.nan, np.float16) for shape, n in zip(shapes, sets, strict=True)]
+            for _ in range(2)
+        )
+
+    def _arrays(self, group: int) -> tuple[Numbers, ...]:
+        return self.keys[group], self.key_scales[group], self.values[group], self.value_scales[group]
 
     def copy(self, group: int, source: int, target: int, slots: int) -> None:
         """Copy the first `slots` slots of a page, in every layer."""
         self._check_pages(group, np.array([source, target]))
         if not 0 <= slots <= self.page_size:
             raise ValueError(f"a page has {self.page_size} slots, asked to copy {slots}")
-        for array in (self.keys[group], self.values[group], self.written[group]):
+        for array in (*self._arrays(group), self.written[group]):
             array[:, target, :slots] = array[:, source, :slots]
 
     def write(self, kv: KVLayer, pages: Ints, slots: Ints, k: Floats, v: Floats) -> None:
@@ -44,10 +130,10 @@ class ReferenceKVStore:
         self._check_pages(kv.group, pages)
         if len(np.unique(pages.astype(np.int64) * self.page_size + slots)) != len(pages):
             raise ValueError(f"two rows of one step write the same slot of KV group {kv.group}")
-        for array, x in ((self.keys[kv.group], k), (self.values[kv.group], v)):
-            # Numbers that f16 does not hold become infinite, as in hardware.
-            with np.errstate(over="ignore"):
-                array[kv.layer, pages, slots] = x.reshape(-1, kv.heads, kv.head_dim).astype(array.dtype)
+        heads = [x.reshape(-1, kv.heads, kv.head_dim) for x in (k, v)]
+        forms = [form for x in heads for form in stored(x, self.kv_format)]
+        for array, form in zip(self._arrays(kv.group), forms, strict=True):
+            array[kv.layer, pages, slots] = form
         self.written[kv.group][kv.layer, pages, slots] = True
 
     def read(self, kv: KVLayer, table: Ints, count: int) -> tuple[Doubles, Doubles]:
@@ -57,19 +143,23 @@ class ReferenceKVStore:
         missing = ~self.written[kv.group][kv.layer, pages].reshape(-1)[:count]
         if missing.any():
             raise ValueError(f"position {int(missing.argmax())} of KV group {kv.group} is read but was never written")
-        k, v = (
-            array[kv.layer, pages].reshape(-1, kv.heads, kv.head_dim)[:count].astype(np.float64)
-            for array in (self.keys[kv.group], self.values[kv.group])
+        k, k_scales, v, v_scales = (
+            array[kv.layer, pages].reshape(len(pages) * self.page_size, *array.shape[3:])[:count]
+            for array in self._arrays(kv.group)
         )
-        return k, v
+        return restored(k, k_scales, self.kv_format), restored(v, v_scales, self.kv_format)
 
     def check(self) -> None:
         """Assert that written and unwritten slots are what they claim to be."""
-        for keys, values, written in zip(self.keys, self.values, self.written, strict=True):
+        for group, written in enumerate(self.written):
+            keys, k_scales, values, v_scales = self._arrays(group)
             assert keys.shape == values.shape
             assert written.shape == keys.shape[:3]
-            for array in (keys, values):
+            floats = (keys, values) if self.kv_format in ("f32", "f16") else (k_scales, v_scales)
+            for array in floats:
                 assert np.isnan(array[~written]).all(), "a slot that was never written holds a number"
+            for scales in (k_scales, v_scales):
+                assert np.isfinite(scales[written]).all(), "a scale is not a number"
 
     def _check_pages(self, group: int, pages: npt.NDArray[Any]) -> None:
         have = self.written[group].shape[1]

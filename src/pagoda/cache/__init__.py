@@ -1,6 +1,10 @@
-"""The cache room: who owns which page. Integers only: it never sees a key, a value or a token's text."""
+"""The cache room: who owns which page, and which prefixes are kept.
 
-from pagoda.cache.kv import Extension, KVCache
+Integers only: it never sees a key, a value or a token's text.
+"""
+
+from pagoda.cache.kv import Extension, KVCache, Match
 from pagoda.cache.pool import PagePool
+from pagoda.cache.radix import Key, RadixTree
 
-__all__ = ["Extension", "KVCache", "PagePool"]
+__all__ = ["Extension", "KVCache", "Key", "Match", "PagePool", "RadixTree"]

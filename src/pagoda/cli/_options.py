@@ -58,7 +58,9 @@ MaxModelLen = Annotated[
 MaxNumSeqs = Annotated[int, typer.Option(help="Most sequences in one step.", rich_help_panel=_ENGINE)]
 ChunkTokens = Annotated[int, typer.Option("--chunk", help="Most tokens computed in one step.", rich_help_panel=_ENGINE)]
 PageSize = Annotated[int, typer.Option(help="Token slots of a KV page; a power of two.", rich_help_panel=_ENGINE)]
-KvFormat = Annotated[str, typer.Option(help="How keys and values are stored: f16 or f32.", rich_help_panel=_ENGINE)]
+KvFormat = Annotated[
+    str, typer.Option(help="How keys and values are stored: f16, int8, int4 or f32.", rich_help_panel=_ENGINE)
+]
 Activations = Annotated[
     str, typer.Option(help="What linear layers read: int8, or f32 to measure the loss.", rich_help_panel=_ENGINE)
 ]

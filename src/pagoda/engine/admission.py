@@ -22,6 +22,7 @@ def validate(
     request_id: str,
     arrival: float,
     max_output_tokens: int | None = None,
+    tenant: str = "",
 ) -> GenerateRequest:
     """A request that the engine can serve, with `max_tokens` and `seed` resolved.
 
@@ -32,6 +33,7 @@ def validate(
         request_id: unique among the requests under way.
         arrival: when the client's request came in, in seconds of `time.monotonic()`.
         max_output_tokens: the server's cap on any one choice's output; None is none.
+        tenant: whose request it is.
 
     Raises:
         PromptTooLong: the prompt leaves no room for a token in the context.
@@ -52,7 +54,7 @@ def validate(
         max_tokens=_resolve_max_tokens(len(prompt), params.max_tokens, capacity, max_output_tokens),
         seed=secrets.randbelow(DRAWN_SEEDS) if params.seed is None else params.seed,
     )
-    return GenerateRequest(request_id, tuple(prompt), params, arrival)
+    return GenerateRequest(request_id, tuple(prompt), params, arrival, tenant)
 
 
 def _check_ids(name: str, ids: Sequence[int], capacity: Capacity) -> None:

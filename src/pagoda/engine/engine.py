@@ -10,7 +10,8 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -21,6 +22,7 @@ from pagoda.config import SchedulerConfig
 from pagoda.engine.doors import Runner, Tokenizer
 from pagoda.engine.finish import Finish, News, last_event
 from pagoda.engine.open_requests import OpenRequests
+from pagoda.engine.pinning import Pinning
 from pagoda.engine.request import RequestState, Sink, Wake
 from pagoda.engine.roster import Roster
 from pagoda.engine.scheduler import Scheduler
@@ -28,7 +30,7 @@ from pagoda.engine.watchdog import Watchdog
 from pagoda.errors import EngineDied, Overloaded
 from pagoda.obs.observer import NoObserver, Observer
 from pagoda.plan import Capacity, StepPlan
-from pagoda.types import FinishReason, GenerateRequest
+from pagoda.types import FinishReason, GenerateRequest, PinInfo
 
 _DEFAULTS = SchedulerConfig()
 _NOBODY = NoObserver()
@@ -46,7 +48,7 @@ class Health:
 
 
 class Engine:
-    """One runner's requests. `submit`, `cancel`, `health` and `close` may be called from any thread.
+    """One runner's requests. All but the loop may be called from any thread.
 
     Args:
         runner: the machine room; called from the engine's thread only.
@@ -70,7 +72,9 @@ class Engine:
         self._config = config
         self._observer = observer
         self._on_death = on_death
-        cache = KVCache(self.capacity.pages, self.capacity.page_size)
+        size, longest = self.capacity.page_size, self.capacity.max_model_len
+        self._cache = cache = KVCache(self.capacity.pages, size, config.prefix_cache, longest)
+        self._pinning = Pinning(cache, self.capacity, self.submit)
         self._roster = Roster(cache)
         self._scheduler = Scheduler(config, self._roster, cache, observer)
         self._finish = Finish(tokenizer)
@@ -78,7 +82,7 @@ class Engine:
         self._watchdog = Watchdog(self._requests, config.stall_s, self._die)
         self._ids = count()
         self._ordered = threading.Condition()
-        self._orders: list[Callable[[], None]] = []
+        self._orders: list[Callable[[], object]] = []
         self._flights: deque[tuple[StepPlan, Any]] = deque()
         self._thread = threading.Thread(target=self._run, name="pagoda-engine", daemon=True)
 
@@ -117,6 +121,34 @@ class Engine:
         """End a request, if it is still open: its pages are free before the next step is planned."""
         with self._ordered:
             self._order(partial(self._cancel, request_id))
+
+    def pin(self, prompt: Sequence[int], owner: str = "") -> Future[PinInfo]:
+        """Compute a prefix and keep it, for every tenant, until it is unpinned.
+
+        Returns:
+            What was pinned, once it is. It fails with `MemoryLimit` if others were pinned meanwhile, and with
+            `EngineDied`.
+
+        Raises:
+            InvalidRequest, PromptTooLong: as `validate`; also if the engine keeps no prefixes.
+            MemoryLimit: it would leave too few pages for the longest sequence.
+            Overloaded, EngineDied: as `submit`.
+        """
+        return self._pinning.pin(prompt, owner)
+
+    def list_pins(self) -> tuple[PinInfo, ...]:
+        """All pins, oldest first."""
+        return self._cache.pins()
+
+    def unpin(self, pin: int) -> bool:
+        """Let a pin go before the next step is planned: from then on its pages may be evicted. False if there is none
+        of this number.
+        """
+        if all(info.id != pin for info in self.list_pins()):
+            return False
+        with self._ordered:
+            self._order(partial(self._cache.unpin, pin))
+        return True
 
     def health(self) -> Health:
         """Whether it serves."""
@@ -165,6 +197,7 @@ class Engine:
             for start in plan.starts:
                 self._roster.live[start.sequence].planned_at = time.monotonic()
             self._flights.append((plan, self._runner.submit(plan)))
+            self._scheduler.commit(plan)
         elif not self._flights:
             assert not self._roster.live, "there is work, and neither is anything in flight nor can anything be planned"
             return
@@ -183,12 +216,11 @@ class Engine:
                 if news[-1].event.finish is not None:
                     self._roster.end(sequence)
         self._send(news)
-        self._scheduler.commit(plan)
         self._observer.stepped(plan, result, self._roster.state())
 
     # Orders, and the end.
 
-    def _order(self, order: Callable[[], None]) -> None:
+    def _order(self, order: Callable[[], object]) -> None:
         self._orders.append(order)
         self._ordered.notify()
 

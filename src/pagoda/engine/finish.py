@@ -72,7 +72,7 @@ def last_event(
     error: PagodaError | None = None,
 ) -> TokenEvent:
     """The event that ends a sequence; it has timings if there was a token."""
-    request = sequence.state.request
+    request, cache = sequence.state.request, sequence.state.cache
     timings = None
     if sequence.planned_at is not None and sequence.first_token_at is not None:
         queued, first = sequence.planned_at - request.arrival, sequence.first_token_at - request.arrival
@@ -86,7 +86,8 @@ def last_event(
         finish=reason,
         prompt_tokens=len(request.prompt),
         completion_tokens=len(sequence.output),
-        cached_tokens=sequence.found,
+        cached_tokens=cache.matched if cache else 0,
+        cache=cache,
         timings=timings,
         error=error,
     )

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pagoda.plan import LAST, SequenceStart
-from pagoda.types import GenerateRequest, TokenEvent
+from pagoda.types import CacheExplanation, GenerateRequest, TokenEvent
 
 if TYPE_CHECKING:
     from pagoda.engine.output import OutputText
@@ -40,8 +40,6 @@ class Sequence:
     """Tokens whose KV is computed once the plans handed over have run."""
     cached: int = 0
     """Tokens whose KV was found in the cache when it was last admitted."""
-    found: int = 0
-    """`cached` at its first admission, which is what the client is told."""
     holds_pages: bool = False
     started: bool = False
     """Whether the runner has met it."""
@@ -61,6 +59,11 @@ class Sequence:
     def known(self) -> int:
         """Tokens that exist, in flight or here."""
         return len(self.prompt) + len(self.output) + self.pending
+
+    @property
+    def key(self) -> str:
+        """Under which its prefixes are kept."""
+        return self.state.request.tenant
 
     @property
     def fork_point(self) -> int:
@@ -98,7 +101,7 @@ class Sequence:
 class RequestState:
     """A request under way: its sequences, and where their events go."""
 
-    __slots__ = ("request", "sequences", "sink", "stop_ids", "unfinished", "wake")
+    __slots__ = ("cache", "request", "sequences", "sink", "stop_ids", "unfinished", "wake")
 
     def __init__(
         self,
@@ -119,5 +122,7 @@ class RequestState:
         self.wake = wake
         self.stop_ids = stop_ids.union(params.stop_token_ids)
         self.sequences = [Sequence(next(ids), self, request.prompt, choice, limit) for choice in range(params.n)]
+        self.cache: CacheExplanation | None = None
+        """What the cache had of the prompt when the first of its sequences was admitted."""
         self.unfinished = set(range(params.n))
         """Choices whose last event has not been sent."""

@@ -8,10 +8,11 @@ from __future__ import annotations
 from bisect import insort
 from operator import attrgetter
 
-from pagoda.cache import KVCache
+from pagoda.cache import KVCache, Match
 from pagoda.engine.queue import WaitingQueue
 from pagoda.engine.request import RequestState, Sequence
 from pagoda.obs.observer import EngineState
+from pagoda.types import CacheCause, CacheExplanation
 
 
 class Roster:
@@ -30,28 +31,57 @@ class Roster:
             self.live[sequence.id] = sequence
             self.waiting.push(sequence)
 
-    def donor(self, head: Sequence) -> Sequence | None:
-        """Another choice of the request that holds pages, and so the prompt up to the fork: admission waits for it."""
-        if not head.fork_point:
+    def match(self, head: Sequence) -> Match:
+        """What the cache has of a sequence's tokens."""
+        return self._cache.match(head.key, head.tokens(0, head.values))
+
+    def donor(self, head: Sequence, match: Match) -> Sequence | None:
+        """Another choice of the request that holds pages, and so the prompt up to the fork: admission waits for it.
+
+        None if the cache has more: then the head was preempted with an output of its own.
+        """
+        if match.length > head.fork_point or not head.fork_point:
             return None
         return next((other for other in head.state.sequences if other is not head and other.holds_pages), None)
 
-    def admit(self, head: Sequence) -> None:
+    def computes(self, head: Sequence, match: Match) -> bool:
+        """Whether one that runs is about to have a page or more of the head's tokens beyond what was found."""
+        if match.cause is CacheCause.OFF:
+            return False
+        size, tokens = self._cache.page_size, head.tokens(0, head.values)
+        for other in self.running:
+            due = len(other.prompt) // size * size
+            if self._cache.committed(other.id) < due and other.key == head.key:
+                shared = common_prefix(other.prompt, tokens) // size * size
+                if shared >= match.length + size:
+                    return True
+        return False
+
+    def admit(self, head: Sequence, match: Match) -> None:
         """Move the head of the queue among those that run, with what can be shared with it."""
         self.waiting.discard(head)
-        donor = self.donor(head)
+        donor = self.donor(head, match)
+        if head.state.cache is None:
+            head.state.cache = _explanation(match)
         if donor is None:
-            head.computed = head.cached = self._cache.admit(head.id, head.tokens(0, head.values))
-            if not head.preemptions:
-                head.found = head.cached
+            self._cache.admit(head.id, head.tokens(0, head.values), head.key, match)
+            head.computed = head.cached = match.length
         else:
             self._cache.fork(donor.id, head.id, head.fork_point)
             head.computed = head.fork_point
         head.holds_pages = True
         insort(self.running, head, key=attrgetter("id"))
 
+    def commit(self, sequence: Sequence) -> None:
+        """Whatever of it is known and computed by the plans handed over may be found from here on."""
+        before, verified = self._cache.committed(sequence.id), min(sequence.computed, sequence.values)
+        if before < verified:
+            self._cache.commit(sequence.id, sequence.tokens(before, verified))
+
     def preempt(self) -> Sequence:
-        """Take the youngest's pages. It starts again, unless all its tokens are on their way already."""
+        """Take the youngest's pages. It starts again with what the cache still has of it by then, unless all its tokens
+        are on their way already.
+        """
         victim = self.running.pop()
         self._give_back(victim)
         victim.preemptions += 1
@@ -77,7 +107,8 @@ class Roster:
 
     def state(self) -> EngineState:
         """Gauges."""
-        return EngineState(len(self.running), len(self.waiting), self._cache.used, self._cache.total)
+        cache = self._cache
+        return EngineState(len(self.running), len(self.waiting), cache.used, cache.total, cache.idle)
 
     def check(self) -> None:
         """Assert that each sequence is in its place, in order, and that lengths and pages agree."""
@@ -86,11 +117,32 @@ class Roster:
         ids = [sequence.id for sequence in self.running]
         assert ids == sorted(ids), "running sequences are out of order"
         assert set(ids) == {s.id for s in self.live.values() if s.holds_pages}, "who runs is who holds pages"
-        assert self._cache.used == 0 or ids, "pages are held, and nobody runs"
+        assert self._cache.used == self._cache.fixed or ids, "pages are held, and nobody runs"
         for sequence in self.live.values():
             sequence.check()
 
     def _give_back(self, sequence: Sequence) -> None:
+        self.commit(sequence)
         self._cache.release(sequence.id)
         sequence.holds_pages = False
         sequence.computed = sequence.cached = 0
+
+
+def common_prefix(a: tuple[int, ...], b: tuple[int, ...]) -> int:
+    """How many tokens from the first on are the same. By halves: comparing slices is quick."""
+    low, high = 0, min(len(a), len(b))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _explanation(match: Match) -> CacheExplanation:
+    """What the client is told: what others have is none of its affair."""
+    cause = match.cause
+    if cause is CacheCause.OTHER_KEY:
+        cause = CacheCause.DIFFERENT if match.differs else CacheCause.NEVER_SEEN
+    return CacheExplanation(match.length, cause)

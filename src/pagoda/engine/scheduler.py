@@ -7,7 +7,7 @@ others' tokens after Agrawal et al. 2024, "Sarathi-Serve".
 
 from __future__ import annotations
 
-from pagoda.cache import Extension, KVCache
+from pagoda.cache import Extension, KVCache, Match
 from pagoda.config import SchedulerConfig
 from pagoda.engine.outline import Outline
 from pagoda.engine.request import Sequence
@@ -31,7 +31,7 @@ class Scheduler:
         self._slots = config.max_num_seqs
         self._steps = 0
         self._outline = Outline(0)
-        self._gates = (self._nobody_short, self._slot_free, self._rows_free, self._prompt_ready, self._pages_free)
+        self._gates = (self._nobody_short, self._slot_free, self._rows_free, self._prompt_ready)
         self._limiters = (self._rows_left, self._up_to_fork)
 
     def schedule(self) -> StepPlan | None:
@@ -44,7 +44,10 @@ class Scheduler:
             index += 1
         while waiting and all(gate(waiting.head()) for gate in self._gates):
             head = waiting.head()
-            self._roster.admit(head)
+            match = self._roster.match(head)
+            if self._roster.computes(head, match) or not self._pages_free(head, match):
+                break  # what it waits for is computed by one that runs, and is older: it comes in at most so much later
+            self._admit(head, match)
             self._place(head)
         if not outline.chunks:
             return None
@@ -52,15 +55,14 @@ class Scheduler:
         return outline.close(self._steps, self._roster.ends())
 
     def commit(self, plan: StepPlan) -> None:
-        """A plan is finished and its tokens have arrived: whole pages of verified tokens may be shared."""
+        """A plan is handed over: whole pages of tokens that are known may be shared by later ones."""
         page_size = self._cache.page_size
         for chunk in plan.chunks:
             sequence = self._roster.live.get(chunk.sequence)
             if sequence is not None and sequence.holds_pages:
-                verified = min(sequence.computed, sequence.values) // page_size * page_size
-                before = self._cache.committed(sequence.id)
-                if before < verified:
-                    self._cache.commit(sequence.id, sequence.tokens(before, verified))
+                verified = min(sequence.computed, sequence.values) // page_size
+                if self._cache.committed(sequence.id) // page_size < verified:
+                    self._roster.commit(sequence)
 
     # A chunk: as much as is due, as every limiter allows, and as there are pages for.
 
@@ -96,6 +98,12 @@ class Scheduler:
 
     # Admission: the head of the queue comes in if every gate lets it; nobody overtakes it.
 
+    def _admit(self, head: Sequence, match: Match) -> None:
+        first = head.state.cache is None
+        self._roster.admit(head, match)
+        if first:
+            self._observer.matched(head.state.request, match.length, match.cause)
+
     def _nobody_short(self, _: Sequence) -> bool:
         """Whoever runs has got the pages it needs."""
         return not self._outline.short
@@ -111,10 +119,12 @@ class Scheduler:
         others = head.state.sequences
         return len(others) == 1 or not any(o.holds_pages and o.computed < o.fork_point for o in others)
 
-    def _pages_free(self, head: Sequence) -> bool:
+    def _pages_free(self, head: Sequence, match: Match) -> bool:
         """Pages for all it knows, and one in hand for each that runs: or it would soon be thrown out again."""
         if not self._roster.running:
             return True
-        shared = head.fork_point // self._cache.page_size if self._roster.donor(head) else 0
-        wanted = self._cache.pages_for(head.known) - shared
-        return wanted + len(self._roster.running) <= self._cache.free
+        if self._roster.donor(head, match):
+            wanted = self._cache.pages_for(head.known) - head.fork_point // self._cache.page_size
+        else:
+            wanted = self._cache.wanted(match, head.known)
+        return wanted + len(self._roster.running) <= self._cache.available

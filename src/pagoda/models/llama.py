@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pagoda.backends.ops import KVGroup, KVLayer, Ops, RopeTable, Value, Weight
-from pagoda.errors import UnsupportedModel
+from pagoda.errors import ModelFileError, UnsupportedModel
 from pagoda.models.metadata import Metadata
 
 
@@ -37,8 +37,8 @@ class LlamaConfig:
         """From a file's metadata and the shapes of its tensors.
 
         Raises:
-            ModelFileError: a key is missing or absurd.
-            UnsupportedModel: it scales its rotary frequencies, which is not known yet.
+            ModelFileError: a key is missing or absurd, or keys do not go together.
+            UnsupportedModel: it scales its rotary frequencies, or its values have another width than its keys.
         """
         scaling = metadata.text("rope.scaling.type", "none")
         if scaling != "none" or "rope_freqs.weight" in shapes:
@@ -48,7 +48,11 @@ class LlamaConfig:
         width = metadata.count("embedding_length")
         heads = metadata.count("attention.head_count")
         head_dim = metadata.count("attention.key_length", default=width // heads)
-        return cls(
+        if (value_dim := metadata.count("attention.value_length", default=head_dim)) != head_dim:
+            raise UnsupportedModel(
+                f"{metadata.path}: keys of {head_dim} and values of {value_dim} elements are not known"
+            )
+        config = cls(
             layers=metadata.count("block_count"),
             width=width,
             heads=heads,
@@ -62,6 +66,23 @@ class LlamaConfig:
             context=metadata.count("context_length"),
             tied="output.weight" not in shapes,
         )
+        config._check(metadata.path)
+        return config
+
+    def _check(self, path: str) -> None:
+        if self.heads % self.kv_heads:
+            raise ModelFileError(
+                f"{path}: {self.heads} query heads cannot share {self.kv_heads} key-value heads evenly"
+            )
+        if self.rope_dims % 2 or self.rope_dims > self.head_dim:
+            raise ModelFileError(
+                f"{path}: it rotates {self.rope_dims} elements of a head, not an even number up to {self.head_dim}"
+            )
+
+    @property
+    def groups(self) -> tuple[KVGroup, ...]:
+        """All layers keep keys and values of all positions: one KV group."""
+        return (KVGroup(self.layers, self.kv_heads, self.head_dim),)
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Every tensor the model needs, with its shape."""
@@ -97,7 +118,7 @@ class Llama:
     def __init__(self, config: LlamaConfig, weight: Callable[[str], Weight], table: RopeTable) -> None:
         self.config = config
         self.layers = config.layers
-        self.groups: tuple[KVGroup, ...] = (KVGroup(config.layers, config.kv_heads, config.head_dim),)
+        self.groups = config.groups
         self.vocabulary = config.vocabulary
         self._weight = weight
         self._table = table

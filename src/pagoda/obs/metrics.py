@@ -15,7 +15,7 @@ from prometheus_client.exposition import choose_encoder
 
 from pagoda.obs.observer import EngineState
 from pagoda.plan import Capacity, StepPlan, StepResult
-from pagoda.types import GenerateRequest, TokenEvent
+from pagoda.types import CacheCause, GenerateRequest, TokenEvent
 
 LONG = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320)
 """Seconds: waiting times, from an idle engine's to a crowded one's."""
@@ -49,11 +49,15 @@ METRICS = (
     Metric("pagoda_sequences_finished_total", Counter, "Sequences that ended, by finish reason.", ("reason",)),
     Metric("pagoda_prompt_tokens_total", Counter, "Prompt tokens of accepted requests."),
     Metric("pagoda_cached_prompt_tokens_total", Counter, "Prompt tokens whose KV was found in the cache."),
+    Metric(
+        "pagoda_prefix_matches_total", Counter, "Requests looked up in the cache, by why no more was found.", ("cause",)
+    ),
     Metric("pagoda_generation_tokens_total", Counter, "Tokens generated."),
     Metric("pagoda_preemptions_total", Counter, "Sequences that lost their pages and were recomputed."),
     Metric("pagoda_running_sequences", Gauge, "Sequences that hold pages."),
     Metric("pagoda_waiting_sequences", Gauge, "Sequences that hold none."),
     Metric("pagoda_pages_used", Gauge, "KV pages in use, over all groups."),
+    Metric("pagoda_pages_cached", Gauge, "KV pages that hold prefixes and nothing else, over all groups."),
     Metric("pagoda_pages", Gauge, "KV pages there are, over all groups."),
     Metric("pagoda_step_seconds", Histogram, "What the machine room worked on a step.", (), SHORT),
     Metric("pagoda_step_rows", Histogram, "Tokens computed in a step.", (), COUNTS),
@@ -116,6 +120,7 @@ class PrometheusObserver:
         self._step_rows(plan.rows)
         self.queues(state.running, state.waiting)
         self._metrics["pagoda_pages_used"].set(state.pages_used)
+        self._metrics["pagoda_pages_cached"].set(state.pages_cached)
         self._metrics["pagoda_pages"].set(state.pages_total)
 
     def emitted(self, event: TokenEvent, gap: float | None) -> None:
@@ -129,7 +134,8 @@ class PrometheusObserver:
 
     def _finished(self, event: TokenEvent) -> None:
         self._metrics["pagoda_sequences_finished_total"].labels(str(event.finish)).inc()
-        self._metrics["pagoda_cached_prompt_tokens_total"].inc(event.cached_tokens)
+        if event.index == 0:  # the choices share one prompt
+            self._metrics["pagoda_cached_prompt_tokens_total"].inc(event.cached_tokens)
         self._metrics["pagoda_sequence_completion_tokens"].observe(event.completion_tokens)
         timings, tokens = event.timings, event.completion_tokens
         if timings is None or tokens == 0:
@@ -143,3 +149,7 @@ class PrometheusObserver:
     def preempted(self, request_id: str) -> None:  # noqa: ARG002
         """A sequence lost its pages and will be recomputed."""
         self._metrics["pagoda_preemptions_total"].inc()
+
+    def matched(self, request: GenerateRequest, found: int, cause: CacheCause) -> None:  # noqa: ARG002
+        """A request was looked up in the cache."""
+        self._metrics["pagoda_prefix_matches_total"].labels(str(cause)).inc()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pagoda.plan import StepPlan, StepResult
-from pagoda.types import GenerateRequest, TokenEvent
+from pagoda.types import CacheCause, GenerateRequest, TokenEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,8 @@ class EngineState:
     """Sequences that hold none."""
     pages_used: int = 0
     pages_total: int = 0
+    pages_cached: int = 0
+    """Pages that hold prefixes and nothing else; not among those used."""
 
 
 class Observer(Protocol):
@@ -48,6 +50,10 @@ class Observer(Protocol):
         """A sequence lost its pages and will be recomputed."""
         ...
 
+    def matched(self, request: GenerateRequest, found: int, cause: CacheCause) -> None:
+        """A request was admitted: so many tokens of its prompt were in the cache, and why no more."""
+        ...
+
 
 class NoObserver:
     """Watches nothing."""
@@ -65,4 +71,7 @@ class NoObserver:
         """Nothing."""
 
     def preempted(self, request_id: str) -> None:
+        """Nothing."""
+
+    def matched(self, request: GenerateRequest, found: int, cause: CacheCause) -> None:
         """Nothing."""

@@ -10,6 +10,9 @@ import numpy as np
 
 from pagoda.backends.ops import Bytes, Floats
 
+UNEVEN = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=np.int8)
+"""What the nibbles of the IQ4 formats stand for: denser near 0, where most weights are."""
+
 
 def halves(raw: Bytes) -> Floats:
     """Little-endian f16 to f32, exactly: [blocks, 2 * n] bytes -> [blocks, n]."""
@@ -33,6 +36,13 @@ def nibble_bytes(integers: Bytes) -> Bytes:
     low, high = np.split(integers, 2, axis=-1)
     packed: Bytes = low | (high << np.uint8(4))
     return packed
+
+
+def bit_pairs(raw: Bytes) -> Bytes:
+    """[blocks, 64] bytes of 2-bit integers -> [blocks, 256]: each half of a block by itself, the lowest pairs first."""
+    shifts = np.array([0, 2, 4, 6], dtype=np.uint8)[:, None]
+    pairs: Bytes = (raw.reshape(-1, 2, 1, 32) >> shifts & np.uint8(3)).reshape(-1, 256)
+    return pairs
 
 
 def fifth_bits(raw: Bytes) -> Bytes:

@@ -9,6 +9,11 @@ from pagoda.errors import UnsupportedModel
 from pagoda.quant.bf16 import BF16
 from pagoda.quant.f16 import F16
 from pagoda.quant.f32 import F32
+from pagoda.quant.iq4_nl import IQ4_NL
+from pagoda.quant.iq4_xs import IQ4_XS
+from pagoda.quant.mxfp4 import MXFP4
+from pagoda.quant.q2_k import Q2_K
+from pagoda.quant.q3_k import Q3_K
 from pagoda.quant.q4_0 import Q4_0
 from pagoda.quant.q4_1 import Q4_1
 from pagoda.quant.q4_k import Q4_K
@@ -36,10 +41,15 @@ _BY_ID: dict[int, StoredFormat] = {
     6: Q5_0(),
     7: Q5_1(),
     8: Q8_0(),
+    10: Q2_K(),
+    11: Q3_K(),
     12: Q4_K(),
     13: Q5_K(),
     14: Q6_K(),
+    20: IQ4_NL(),
+    23: IQ4_XS(),
     30: BF16(),
+    39: MXFP4(),
 }
 _BY_NAME = {stored.name: stored for stored in _BY_ID.values()}
 _IDS = {stored.name: type_id for type_id, stored in _BY_ID.items()}
@@ -47,17 +57,13 @@ _IDS = {stored.name: type_id for type_id, stored in _BY_ID.items()}
 # ggml's other types, so that an error can name what it found.
 _UNREADABLE = {
     9: "q8_1",
-    10: "q2_k",
-    11: "q3_k",
     15: "q8_k",
     16: "iq2_xxs",
     17: "iq2_xs",
     18: "iq3_xxs",
     19: "iq1_s",
-    20: "iq4_nl",
     21: "iq3_s",
     22: "iq2_s",
-    23: "iq4_xs",
     24: "i8",
     25: "i16",
     26: "i32",
@@ -66,7 +72,6 @@ _UNREADABLE = {
     29: "iq1_m",
     34: "tq1_0",
     35: "tq2_0",
-    39: "mxfp4",
     40: "nvfp4",
     41: "q1_0",
 }

@@ -53,10 +53,6 @@ class Batcher:
             self._free.append(self._known.pop(sequence).slot)
         return step, draws
 
-    def params(self, sequence: int) -> SamplingParams:
-        """A sequence's parameters, until the plan that ends it."""
-        return self._known[sequence].params
-
     def check(self) -> None:
         """Assert that every slot is free or has one sequence."""
         taken = [known.slot for known in self._known.values()]

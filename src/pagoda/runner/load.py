@@ -42,7 +42,7 @@ def load_runner(source: Digested, config: EngineConfig, sizing: Sizing) -> Runne
         read_config(source),
         backend.weights,
         lambda f, n: rope_table(f, n, adjacent=True),
-        sizing.max_model_len,
+        sizing.longest,  # a file may promise any length: angles are made for what pages can hold
     )
     pages = (sizing.pages,) * len(sizing.groups)
     store = backend.kv_store(sizing.groups, pages, config.machine.page_size, config.model.kv_format)

@@ -24,7 +24,7 @@ KV_AUTO = 2**30
 """Most bytes of KV that are committed unasked: a start should not take all of a machine, nor the time to touch it."""
 TYPICAL = 1024
 """Tokens of a sequence, prompt and answer, as conversations mostly are."""
-_ELEMENT = {"f32": 4, "f16": 2}
+_ELEMENT = {"f32": 4, "f16": 2, "int8": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +106,14 @@ class Sizing:
 
 
 def page_bytes(group: KVGroup, page_size: int, kv_format: str) -> int:
-    """Bytes of one page of all layers: keys as they are, values with each head padded to 16 numbers."""
-    padded = -(-group.head_dim // 16) * 16
-    return group.layers * group.heads * page_size * (group.head_dim + padded) * _ELEMENT[kv_format]
+    """Bytes of one page of all layers: numbers, values padded to what the kernels load at once, and f16 scales."""
+    dim = group.head_dim
+    if kv_format == "int4":
+        blocks = -(-dim // 32)
+        slot = -(-dim // 2) + 16 * blocks + 2 * blocks * 2 * 2  # scale and offset of each block, for key and value
+    else:
+        slot = (dim + -(-dim // 16) * 16) * _ELEMENT[kv_format] + (4 if kv_format == "int8" else 0)
+    return group.layers * group.heads * (-(-page_size * slot // 2) * 2)
 
 
 def size(source: Source, config: EngineConfig, free: int) -> Sizing:
@@ -129,7 +134,8 @@ def size(source: Source, config: EngineConfig, free: int) -> Sizing:
     counts = footprint(
         lambda ops: whole_model(model, ops), {n: form for n, (form, _) in forms.items()}, config.model.activations
     )
-    pages = tuple(page_bytes(g, config.machine.page_size, config.model.kv_format) for g in model.groups)
+    each = tuple(page_bytes(g, config.machine.page_size, config.model.kv_format) for g in model.groups)
+    pages = _pages(sum(each), config, longest, free, sum(packed.values()))
     return Sizing(
         model=source.architecture,
         weights=_by_format(forms, packed),
@@ -137,13 +143,13 @@ def size(source: Source, config: EngineConfig, free: int) -> Sizing:
         kv_format=config.model.kv_format,
         groups=model.groups,
         page_size=config.machine.page_size,
-        page_bytes=pages,
+        page_bytes=each,
         max_model_len=longest,
         max_num_seqs=config.scheduler.max_num_seqs,
         kv_asked=config.machine.kv_memory,
         free=free,
-        pages=_pages(sum(pages), config, longest, free, sum(packed.values())),
-        rope=2 * 2 * 4 * longest * (shape.rope_dims // 2),
+        pages=pages,
+        rope=2 * 2 * 4 * min(longest, pages * config.machine.page_size) * (shape.rope_dims // 2),
         step=_step(counts, config),
     )
 

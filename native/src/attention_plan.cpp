@@ -1,0 +1,62 @@
+#include "attention_plan.h"
+
+#include <cstring>
+
+namespace pagoda {
+namespace {
+
+constexpr int kRowBlock = 8;  // most rows of one task
+
+// Rows of one sequence from r on, at most kRowBlock.
+int block_of(const std::vector<int32_t>& sequences, int r) {
+  int n = 1;
+  while (size_t(r + n) < sequences.size() && n < kRowBlock && sequences[size_t(r + n)] == sequences[size_t(r)]) n++;
+  return n;
+}
+
+}  // namespace
+
+AttentionPlan::AttentionPlan(const std::vector<int32_t>& positions, const std::vector<int32_t>& sequences, int heads, int threads) {
+  const int rows = int(positions.size());
+  int blocks = 0;
+  for (int r = 0; r < rows; r += block_of(sequences, r)) blocks++;
+  const bool split = blocks * heads < 4 * threads;
+  for (int r = 0; r < rows;) {
+    const int n = block_of(sequences, r), spans = positions[size_t(r + n - 1)] / kSpan + 1;
+    for (int h = 0; h < heads; h++) {
+      if (!split || spans == 1) {
+        tasks_.push_back({r, n, sequences[size_t(r)], h, 0, spans, -1});
+        continue;
+      }
+      const int first = int(splits_.size());
+      for (int s = 0; s < spans; s++) tasks_.push_back({r, n, sequences[size_t(r)], h, s, 1, first});
+      for (int i = 0; i < n; i++) splits_.push_back({r + i, h, positions[size_t(r + i)] / kSpan + 1, 0});
+    }
+    r += n;
+  }
+}
+
+void AttentionPlan::reserve(int queries, int padded) {
+  if (splits_.empty() || !memory_.empty()) return;
+  queries_ = queries;
+  stride_ = kHead + padded;
+  int next = 0;
+  for (auto& s : splits_) {
+    s.first = next;
+    next += s.spans * queries;
+  }
+  memory_.resize(size_t(next) * size_t(stride_));
+}
+
+Partial AttentionPlan::partial(const Split& split, int span, int query) {
+  float* p = at(split, span, query);
+  return {p[0], p[1], p + kHead};
+}
+
+void AttentionPlan::keep(const Split& split, int span, int query, const Partial& p) {
+  float* to = at(split, span, query);
+  to[0] = p.max, to[1] = p.sum;
+  std::memcpy(to + kHead, p.out, size_t(stride_ - kHead) * sizeof(float));
+}
+
+}  // namespace pagoda

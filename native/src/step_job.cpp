@@ -1,0 +1,290 @@
+#include "step_job.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "require.h"
+
+namespace pagoda {
+namespace {
+
+constexpr size_t kTileBytes = 32 * 1024;  // weights that one tile of work streams
+constexpr int kTilesPerThread = 4;        // of a row-wise instruction, so that none waits long
+
+int parts(int n, int per) { return (n + per - 1) / per; }
+int rows_per_tile(int rows, int threads) { return std::max(1, rows / (threads * kTilesPerThread)); }
+int columns_per_tile(const Packed& w) { return std::max(1, int(kTileBytes / w.tile_bytes)); }
+
+}  // namespace
+
+StepJob::StepJob(std::shared_ptr<Program> program, std::shared_ptr<KVStore> kv, std::shared_ptr<Slots> slots, Step step, int threads)
+    : program_(std::move(program)),
+      kv_(std::move(kv)),
+      slots_(std::move(slots)),
+      step_(std::move(step)),
+      threads_(threads),
+      scratch_(size_t(threads)) {}
+
+float* StepJob::row(int b, int r) const { return buffer(b).x + size_t(r) * size_t(shape(b).width); }
+
+int StepJob::rows(int b) const { return int(shape(b).sampled ? step_.sampled.size() : step_.positions.size()); }
+
+// Query heads to a key-value head.
+int StepJob::queries(const Instruction& i) const {
+  const KVPages& kv = kv_->layer(i.whole[0], i.whole[1]);
+  return shape(i.in[0]).width / kv.dim / kv.heads;
+}
+
+// --- before and after the stages ---------------------------------------------------------------------------------------------
+
+void StepJob::begin() {
+  for (auto& s : step_.starts) slots_->start(s.slot, std::move(s.prompt));
+  for (const auto& c : step_.copies) kv_->copy(c.group, c.source, c.target, c.slots);
+  for (size_t r = 0; r < step_.ids.size(); r++) {
+    if (step_.ids[r] >= 0) continue;
+    step_.ids[r] = slots_->last(step_.slots[size_t(step_.sequences[r])]);
+    require(step_.ids[r] >= 0, "a row waits for a token that no step has sampled");
+    require(!program_->vocabulary_ || step_.ids[r] < program_->vocabulary_, "a sampled token is not in the model's vocabulary");
+  }
+  for (size_t b = 0; b < program_->shapes_.size(); b++)
+    program_->buffers_[b].reserve(program_->shapes_[b], size_t(std::max(rows(int(b)), 1)));
+  for (int g = 0; g < kv_->groups(); g++) attention_.emplace_back(step_.positions, step_.sequences, kv_->layer(g, 0).heads, threads_);
+  drawn_.resize(step_.draws.size());
+}
+
+std::vector<int> StepJob::stages() {
+  begin();
+  std::vector<int> counts;
+  for (const auto& i : program_->instructions_) counts.push_back(tiles(i));
+  counts.push_back(int(step_.draws.size()));
+  return counts;
+}
+
+void StepJob::end() {
+  for (size_t s = 0; s < drawn_.size(); s++) slots_->push(step_.draws[s].slot, drawn_[s].token);
+}
+
+// --- from stages and tiles to instructions and rows --------------------------------------------------------------------------
+
+int StepJob::rows_of(const Instruction& i) const {
+  switch (i.op) {
+    case Op::Norm:
+    case Op::Act: return rows(i.in[0]);
+    case Op::Store: return int(step_.positions.size());
+    default: return rows(i.out[0]);
+  }
+}
+
+int StepJob::tiles(const Instruction& i) {
+  switch (i.op) {
+    case Op::Linear: {
+      int count = 0;
+      for (const int w : i.weights) {
+        const Packed& p = program_->weights_[size_t(w)]->packed();
+        count += parts(p.tiles(), columns_per_tile(p));
+      }
+      return rows(i.out[0]) ? count : 0;
+    }
+    case Op::Attend: {
+      auto& plan = attention_[size_t(i.whole[0])];
+      plan.reserve(queries(i), kv_->layer(i.whole[0], i.whole[1]).padded);
+      return int(plan.tasks().size());
+    }
+    case Op::Merge: return int(attention_[size_t(i.whole[0])].splits().size());
+    case Op::Output: return step_.outputs ? 1 : 0;
+    default: {
+      const int n = rows_of(i);
+      return n ? parts(n, rows_per_tile(n, threads_)) : 0;
+    }
+  }
+}
+
+void StepJob::run(int stage, int tile, int worker) {
+  if (size_t(stage) == program_->instructions_.size()) return draw_row(tile);
+  const Instruction& i = program_->instructions_[size_t(stage)];
+  switch (i.op) {
+    case Op::Linear: return linear(i, tile);
+    case Op::Attend: return attend(i, tile, worker);
+    case Op::Merge: return merge(i, tile);
+    case Op::Output: return output(i);
+    default: {
+      const int n = rows_of(i), per = rows_per_tile(n, threads_);
+      for (int r = tile * per; r < std::min(n, (tile + 1) * per); r++) run_row(i, r, worker);
+    }
+  }
+}
+
+// --- row by row --------------------------------------------------------------------------------------------------------------
+
+void StepJob::run_row(const Instruction& i, int r, int worker) {
+  const Kernels& k = program_->kernels_;
+  const auto copy = [&](const float* from) { std::memcpy(row(i.out[0], r), from, size_t(shape(i.out[0]).width) * sizeof(float)); };
+  switch (i.op) {
+    case Op::Embed: return program_->weights_[size_t(i.weights[0])]->row(step_.ids[size_t(r)], row(i.out[0], r));
+    case Op::Input: return copy(step_.inputs.at(i.text).data() + size_t(r) * size_t(shape(i.out[0]).width));
+    case Op::Pick: return copy(row(i.in[0], step_.sampled[size_t(r)]));
+    case Op::Quantize: return k.quantize(row(i.in[0], r), shape(i.in[0]).width, buffer(i.out[0]).q, r);
+    case Op::Add: return k.add(row(i.in[0], r), row(i.in[1], r), shape(i.out[0]).width, row(i.out[0], r));
+    case Op::Norm: return norm(i, r, worker);
+    case Op::Act: return act(i, r, worker);
+    case Op::Rope:
+    case Op::RopeStore: return rope(i, r);
+    case Op::Store: return store(i.whole[0], i.whole[1], r, row(i.in[0], r), row(i.in[1], r));
+    default: return;
+  }
+}
+
+void StepJob::norm(const Instruction& i, int r, int worker) {
+  const Kernels& k = program_->kernels_;
+  const int d = shape(i.in[0]).width;
+  const float* x = row(i.in[0], r);
+  if (i.in[1] >= 0) {
+    k.add(x, row(i.in[1], r), d, row(i.out[0], r));
+    x = row(i.out[0], r);
+  }
+  auto& scratch = scratch_[size_t(worker)];
+  if (scratch.size() < size_t(d)) scratch.resize(size_t(d));
+  float* y = i.out[1] >= 0 ? row(i.out[1], r) : scratch.data();
+  k.norm(x, program_->vectors_[size_t(i.weights[0])].data(), i.real[0], d, y);
+  if (i.out[2] >= 0) k.quantize(y, d, buffer(i.out[2]).q, r);
+}
+
+void StepJob::act(const Instruction& i, int r, int worker) {
+  const Kernels& k = program_->kernels_;
+  const int d = shape(i.in[0]).width;
+  auto& scratch = scratch_[size_t(worker)];
+  if (scratch.size() < size_t(d)) scratch.resize(size_t(d));
+  float* y = i.out[0] >= 0 ? row(i.out[0], r) : scratch.data();
+  k.silu_mul(row(i.in[0], r), row(i.in[1], r), d, y);
+  if (i.out[1] >= 0) k.quantize(y, d, buffer(i.out[1]).q, r);
+}
+
+void StepJob::rope(const Instruction& i, int r) {
+  const RopeAngles& angles = program_->ropes_[size_t(i.weights[0])];
+  const int dim = i.whole[0], half = angles.dims / 2;
+  const size_t at = size_t(step_.positions[size_t(r)]) * size_t(half);
+  const auto turn = [&](float* x, int width) {
+    program_->kernels_.rope(x, width / dim, dim, angles.dims, angles.cos.data() + at, angles.sin.data() + at, angles.adjacent);
+  };
+  const auto turn_into = [&](int from, int to) {
+    std::memcpy(row(to, r), row(from, r), size_t(shape(from).width) * sizeof(float));
+    turn(row(to, r), shape(to).width);
+  };
+  turn_into(i.in[0], i.out[0]);
+  if (i.op == Op::Rope) return turn_into(i.in[1], i.out[1]);
+  turn(row(i.in[1], r), shape(i.in[1]).width);  // its last use: turned where it lies
+  store(i.whole[1], i.whole[2], r, row(i.in[1], r), row(i.in[2], r));
+}
+
+void StepJob::store(int group, int layer, int r, const float* k, const float* v) {
+  const KVPages& kv = kv_->layer(group, layer);
+  const auto& table = step_.tables[size_t(group)];
+  const int position = step_.positions[size_t(r)];
+  const int page = table.pages[size_t(step_.sequences[size_t(r)]) * size_t(table.width) + size_t(position / kv.slots)];
+  program_->kernels_.store_kv(kv, page, position % kv.slots, k, v);
+}
+
+// --- the rest ----------------------------------------------------------------------------------------------------------------
+
+void StepJob::linear(const Instruction& i, int tile) {
+  const int n = rows(i.out[0]);
+  for (size_t j = 0; j < i.weights.size(); j++) {
+    const Packed& w = program_->weights_[size_t(i.weights[j])]->packed();
+    const int per = columns_per_tile(w), count = parts(w.tiles(), per);
+    if (tile >= count) {
+      tile -= count;
+      continue;
+    }
+    const Buffer& in = buffer(i.in[0]);
+    float* out = buffer(i.out[j]).x;
+    for (int t = tile * per; t < std::min(w.tiles(), (tile + 1) * per); t++)
+      shape(i.in[0]).integer ? program_->kernels_.linear_int(w, t, in.q, 0, n, out, size_t(w.n))
+                             : program_->kernels_.linear_f32(w, t, in.x, 0, n, out, size_t(w.n));
+    return;
+  }
+}
+
+void StepJob::attend(const Instruction& i, int tile, int worker) {
+  const Kernels& k = program_->kernels_;
+  auto& plan = attention_[size_t(i.whole[0])];
+  const auto& task = plan.tasks()[size_t(tile)];
+  const KVPages& kv = kv_->layer(i.whole[0], i.whole[1]);
+  const auto& table = step_.tables[size_t(i.whole[0])];
+  const int32_t* pages = table.pages.data() + size_t(task.sequence) * size_t(table.width);
+  const int group = queries(i);
+  const size_t padded = size_t(kv.padded), working = kv.attend_floats(kGroupMax);
+  const size_t query = kv.integers() ? size_t(kv.query_floats()) : 0;
+  auto& scratch = scratch_[size_t(worker)];
+  const size_t needed = working + size_t(kGroupMax) * (2 * padded + query);
+  if (scratch.size() < needed) scratch.resize(needed);
+  float* held = scratch.data() + working;
+  float* turned = held + 2 * size_t(kGroupMax) * padded;
+
+  const int all = task.rows * group;  // query vectors, those of one row together
+  for (int first = 0; first < all; first += kGroupMax) {
+    Queries qs{};
+    Partial state[kGroupMax], part[kGroupMax];
+    qs.count = std::min(kGroupMax, all - first);
+    const auto row_of = [&](int n) { return task.row + (first + n) / group; };
+    const auto head_of = [&](int n) { return task.head * group + (first + n) % group; };
+    for (int n = 0; n < qs.count; n++) {
+      qs.q[n] = row(i.in[0], row_of(n)) + size_t(head_of(n)) * size_t(kv.dim);
+      if (query) {
+        k.query(kv, qs.q[n], turned + size_t(n) * query);
+        qs.q[n] = turned + size_t(n) * query;
+      }
+      qs.last[n] = step_.positions[size_t(row_of(n))];
+      state[n].out = held + size_t(n) * padded;
+      part[n].out = held + size_t(kGroupMax + n) * padded;
+    }
+    for (int s = task.span; s < task.span + task.spans; s++) {
+      int skip = 0;  // earlier rows of the block may end before this span
+      while (skip < qs.count && qs.last[skip] < s * kSpan) skip++;
+      Queries seeing = qs;
+      seeing.count = qs.count - skip;
+      if (!seeing.count) continue;
+      for (int n = 0; n < seeing.count; n++) seeing.q[n] = qs.q[n + skip], seeing.last[n] = qs.last[n + skip];
+      const bool begins = s == task.span;
+      k.attend(kv, pages, seeing, task.head, s, i.real[0], (begins ? state : part) + skip, scratch.data());
+      if (!begins)
+        for (int n = skip; n < qs.count; n++) k.merge(state[n], part[n], kv.padded);
+    }
+    for (int n = 0; n < qs.count; n++) {
+      if (qs.last[n] < task.span * kSpan) continue;
+      if (task.split < 0)
+        finish(kv, state[n], row(i.out[0], row_of(n)) + size_t(head_of(n)) * size_t(kv.dim));
+      else
+        plan.keep(plan.splits()[size_t(task.split + row_of(n) - task.row)], task.span, (first + n) % group, state[n]);
+    }
+  }
+}
+
+void StepJob::finish(const KVPages& kv, const Partial& state, float* out) const {
+  program_->kernels_.finish(state, kv.dim, out);
+  if (kv.integers()) program_->kernels_.turn_back(out, kv.dim);
+}
+
+void StepJob::merge(const Instruction& i, int tile) {
+  auto& plan = attention_[size_t(i.whole[0])];
+  const auto& split = plan.splits()[size_t(tile)];
+  const KVPages& kv = kv_->layer(i.whole[0], i.whole[1]);
+  const int group = queries(i);
+  for (int n = 0; n < group; n++) {
+    Partial state = plan.partial(split, 0, n);
+    for (int s = 1; s < split.spans; s++) program_->kernels_.merge(state, plan.partial(split, s, n), kv.padded);
+    finish(kv, state, row(i.out[0], split.row) + size_t(split.head * group + n) * size_t(kv.dim));
+  }
+}
+
+void StepJob::output(const Instruction& i) {
+  const float* x = buffer(i.in[0]).x;
+  widths_[i.text] = shape(i.in[0]).width;
+  outputs_[i.text].assign(x, x + size_t(rows(i.in[0])) * size_t(shape(i.in[0]).width));
+}
+
+void StepJob::draw_row(int tile) {
+  const int logits = program_->logits_;
+  drawn_[size_t(tile)] = draw(program_->kernels_, row(logits, tile), shape(logits).width, step_.draws[size_t(tile)], *slots_);
+}
+
+}  // namespace pagoda

@@ -1,0 +1,62 @@
+// One step of a program, as a job of the pool: each instruction is a stage, its rows or columns are the tiles.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "attention_plan.h"
+#include "program.h"
+
+namespace pagoda {
+
+class StepJob : public Job {
+ public:
+  StepJob(std::shared_ptr<Program> program, std::shared_ptr<KVStore> kv, std::shared_ptr<Slots> slots, Step step, int threads);
+  std::vector<int> stages() override;
+  void run(int stage, int tile, int worker) override;
+  void end() override;
+
+  const std::map<std::string, std::vector<float>>& outputs() const { return outputs_; }
+  const std::map<std::string, int>& widths() const { return widths_; }
+  const std::vector<DrawResult>& drawn() const { return drawn_; }
+
+ private:
+  const BufferShape& shape(int buffer) const { return program_->shapes_[size_t(buffer)]; }
+  Buffer& buffer(int number) const { return program_->buffers_[size_t(number)]; }
+  float* row(int buffer, int r) const;
+  int rows(int buffer) const;
+  int queries(const Instruction& i) const;
+
+  void begin();
+  int tiles(const Instruction& i);
+  int rows_of(const Instruction& i) const;
+  // One row of a row-wise instruction.
+  void run_row(const Instruction& i, int r, int worker);
+  void norm(const Instruction& i, int r, int worker);
+  void act(const Instruction& i, int r, int worker);
+  void rope(const Instruction& i, int r);
+  void store(int group, int layer, int r, const float* k, const float* v);
+  // One tile of the others.
+  void linear(const Instruction& i, int tile);
+  void attend(const Instruction& i, int tile, int worker);
+  void merge(const Instruction& i, int tile);
+  // A head's output, out of the merged partials.
+  void finish(const KVPages& kv, const Partial& state, float* out) const;
+  void output(const Instruction& i);
+  void draw_row(int tile);
+
+  std::shared_ptr<Program> program_;
+  std::shared_ptr<KVStore> kv_;
+  std::shared_ptr<Slots> slots_;
+  Step step_;
+  int threads_;
+  std::vector<AttentionPlan> attention_;     // per KV group
+  std::vector<std::vector<float>> scratch_;  // per worker
+  std::map<std::string, std::vector<float>> outputs_;
+  std::map<std::string, int> widths_;
+  std::vector<DrawResult> drawn_;
+};
+
+}  // namespace pagoda

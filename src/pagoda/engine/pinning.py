@@ -1,0 +1,77 @@
+"""`Pinning`: computes a prefix as a request of one discarded token, and pins what that leaves in the cache.
+
+Knows requests and the cache's pins; not how a request is run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from itertools import count
+
+from pagoda.cache import KVCache
+from pagoda.engine.admission import validate
+from pagoda.engine.request import Sink
+from pagoda.errors import InvalidRequest, MemoryLimit
+from pagoda.plan import Capacity
+from pagoda.types import FinishReason, GenerateRequest, PinInfo, SamplingParams, TokenEvent
+
+_NO_OUTPUT = SamplingParams(max_tokens=1, temperature=0, seed=0, ignore_eos=True)
+"""One token must be sampled, and nobody gets it."""
+
+
+class Pinning:
+    """Pins prefixes. `pin` may be called from any thread."""
+
+    def __init__(self, cache: KVCache, capacity: Capacity, submit: Callable[[GenerateRequest, Sink], None]) -> None:
+        self._cache = cache
+        self._capacity = capacity
+        self._submit = submit
+        self._numbers = count(1)
+
+    def pin(self, prompt: Sequence[int], owner: str) -> Future[PinInfo]:
+        """As `Engine.pin`."""
+        number = next(self._numbers)
+        request = validate(
+            prompt, _NO_OUTPUT, self._capacity, request_id=f"pin-{number}", arrival=time.monotonic(), tenant=owner
+        )
+        if not self._cache.prefixes:
+            raise InvalidRequest("nothing can be pinned: the engine was started without its prefix cache")
+        if not self._cache.pin_fits(len(request.prompt)):
+            raise self._too_much(request)
+        pinned: Future[PinInfo] = Future()
+
+        def sink(event: TokenEvent) -> None:
+            if event.finish is not None and pinned.set_running_or_notify_cancel():
+                try:
+                    pinned.set_result(self._conclude(number, request, event))
+                except Exception as error:
+                    pinned.set_exception(error)
+
+        self._submit(request, sink)
+        return pinned
+
+    def _conclude(self, number: int, request: GenerateRequest, event: TokenEvent) -> PinInfo:
+        """On the engine's thread, before the next step is planned: what it computed is in the cache, unless it lost its
+        pages to older sequences while its token was in flight.
+        """
+        if event.finish is FinishReason.CANCELLED:
+            raise InvalidRequest("the prefix was cancelled before it was computed")
+        if event.error is not None:
+            raise event.error
+        if not self._cache.pin_fits(len(request.prompt)):  # others were pinned meanwhile
+            raise self._too_much(request)
+        info = self._cache.pin(number, request.tenant, request.prompt)
+        if info is None:
+            raise MemoryLimit("others took the pages of the prefix before it could be pinned: try again later")
+        return info
+
+    def _too_much(self, request: GenerateRequest) -> MemoryLimit:
+        cache, tokens, longest = self._cache, len(request.prompt), self._capacity.max_model_len
+        return MemoryLimit(
+            f"{tokens} tokens to pin need {cache.pages_for(tokens)} KV pages of {cache.page_size} tokens; of "
+            f"{cache.total} pages {cache.fixed} are pinned, and {cache.pages_for(longest)} must be left for one "
+            f"sequence of {longest} tokens: pin less, unpin something, or start the engine with a larger kv_memory or "
+            "a smaller max_model_len"
+        )

@@ -1,0 +1,281 @@
+"""The cache against brute force: a model that knows strings, and simulated slots that know what was written to them.
+
+Every operation draws its choices from `draw(low, high)`, so that hypothesis and a plain random generator drive the same
+code. After each of them `check` compares everything that can be seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pagoda.cache import KVCache
+from pagoda.types import CacheCause
+
+Draw = Callable[[int, int], int]
+KEYS = ("", "b", "c")
+
+
+class Line:
+    """A sequence of the model."""
+
+    def __init__(self, key: str, tokens: tuple[int, ...], committed: int):
+        self.key, self.tokens, self.committed = key, tokens, committed
+
+
+class Model:
+    """`kept` is what the tree must have: (key, all tokens up to a kept page's end, or to where a kept tail ends)."""
+
+    def __init__(self, pages, page_size, reserve=0, vocabulary=2):
+        self.size, self.pages, self.vocabulary = page_size, tuple(pages), vocabulary
+        self.cache = KVCache(pages, page_size, reserve=reserve)
+        self.reserve = -(-reserve // page_size)
+        self.lines: dict[int, Line] = {}
+        self.kept: set[tuple[str, tuple[int, ...]]] = set()
+        self.evicted: set[tuple[str, tuple[int, ...]]] = set()
+        self.pins: dict[int, tuple[int, ...]] = {}
+        self.memory: dict[tuple[int, int, int], tuple[int, ...]] = {}
+        self.seen: dict[int, tuple] = {}
+        self.names = 0
+        self.counts = dict.fromkeys([*CacheCause, "evicted pages", "refused", "partial", "copies", "other's pin"], 0)
+
+    # Choices.
+
+    def pick(self, draw: Draw) -> int:
+        names = sorted(self.lines)
+        return names[draw(0, len(names) - 1)]
+
+    def tokens(self, draw: Draw, most: int) -> tuple[int, ...]:
+        return tuple(draw(0, self.vocabulary - 1) for _ in range(draw(1, most)))
+
+    # Operations.
+
+    def admit(self, draw: Draw) -> None:
+        key, tokens = KEYS[draw(0, 2) // 2], self.tokens(draw, 12)
+        known = sorted(self.kept)
+        if known and draw(0, 2):  # a prompt that has a chance
+            tokens = known[draw(0, len(known) - 1)][1] + tokens
+        match = self.cache.match(key, tokens)
+        self.explain(key, tokens, match)
+        wanted, available = self.cache.wanted(match, len(tokens)), self.cache.available
+        name = self.names
+        assert self.cache.admit(name, tokens, key, match) is match
+        self.names += 1
+        self.lines[name] = Line(key, tokens[: match.length], match.length)
+        self.publish(self.lines[name])
+        rest = self.cache.pages_for(len(tokens)) - match.length // self.size
+        assert available - wanted == self.cache.available - rest + bool(
+            match.partial and self.alone(self.cache.table(name)[0][-1])
+        ), "the pages a newcomer takes are miscounted"
+        if match.length % self.size:
+            self.counts["partial"] += 1
+
+    def alone(self, page):
+        uses, _, pins = self.cache._pools[0].holds(page)
+        return uses == 1 and not pins
+
+    def explain(self, key, tokens, match):
+        """The longest common prefix over all strings, and whether the cause is true."""
+        most = len(tokens) - 1
+        own = [s for k, s in self.kept if k == key]
+        pinned = list(self.pins.values())
+        mine, theirs = (max([common(s, tokens, most) for s in ss], default=0) for ss in (own, pinned))
+        length = max(mine, theirs)
+        assert match.length == length, f"{match} for {tokens}"
+        self.counts[match.cause] += 1
+        self.counts["other's pin"] += theirs > mine
+        goes_on = any(len(s) > length and s[:length] == tokens[:length] for s in (pinned if theirs > mine else own))
+        assert (match.cause is CacheCause.WHOLE) == (length == most)
+        if match.cause is not CacheCause.WHOLE:
+            assert match.differs == goes_on
+        if match.cause is CacheCause.EVICTED:
+            assert any(k == key and s[: length + 1] == tokens[: length + 1] for k, s in self.evicted)
+        if match.cause is CacheCause.OTHER_KEY:
+            end = length // self.size * self.size + self.size
+            assert any(k != key and s[:end] == tokens[:end] and len(s) >= end for k, s in self.kept)
+
+    def write(self, draw: Draw) -> None:
+        name = self.pick(draw)
+        line = self.lines[name]
+        start = len(line.tokens) if draw(0, 2) else draw(0, len(line.tokens))
+        tokens = self.tokens(draw, 9)
+        upto = start + len(tokens)
+        first, last = start // self.size, -(-upto // self.size)
+        room, short = True, False
+        before = self.cache.table(name)
+        for group, count in enumerate(self.pages):
+            table = before[group]
+            hold = {page: self.holders(group, page) for page in self.in_use(group)}
+            wanted = sum(1 for i in range(first, last) if i >= len(table) or hold[table[i]] > 1)
+            back = sum(1 for page in table[last:] if hold[page] == 1)
+            room &= wanted <= count - len(hold) + back
+            split = sum(1 for i in range(first, last) if i >= len(table) or self.cache._pools[group].shared(table[i]))
+            short |= split > self.cache._pools[group].free
+        extension = self.cache.extend(name, start, upto)
+        assert extension.fits == room
+        if not room:
+            assert self.cache.table(name) is before
+            assert not extension.copies
+            self.counts["refused"] += 1
+            return
+        self.counts["copies"] += len(extension.copies)
+        for copy in extension.copies:
+            assert 0 < copy.slots <= self.size
+            for slot in range(copy.slots):
+                self.memory[copy.group, copy.target, slot] = self.memory[copy.group, copy.source, slot]
+        if start < line.committed:
+            line.committed = start
+            line.tokens = line.tokens[:start]
+        line.tokens = line.tokens[:start] + tokens
+        for group, table in enumerate(self.cache.table(name)):
+            for position in range(start, upto):
+                page = table[position // self.size]
+                assert self.holders(group, page) == 1, "a page that another table holds is written to"
+                assert not self.cache._pools[group].shared(page), "a kept page is written to"
+                self.memory[group, page, position % self.size] = line.tokens[: position + 1]
+        self.see_evictions(short)
+
+    def see_evictions(self, may: bool) -> None:
+        """Learn what was evicted, and that it had to be and could be."""
+        gone = self.kept - self.strings()
+        assert may or not gone, "evicted although pages were free"
+        self.counts["evicted pages"] += len(gone)
+        self.kept -= gone
+        self.evicted |= gone
+        for key, string in gone:
+            longer = [s for k, s in self.kept if k == key and s[: len(string)] == string]
+            assert not longer or len(string) % self.size, "something is kept below an evicted page"
+
+    def commit(self, draw: Draw) -> None:
+        name = self.pick(draw)
+        line = self.lines[name]
+        upto = draw(line.committed, len(line.tokens))
+        self.cache.commit(name, line.tokens[line.committed : upto])
+        line.committed = upto
+        self.publish(line)
+
+    def publish(self, line: Line) -> None:
+        for end in range(self.size, line.committed + 1, self.size):
+            self.keep(line.key, line.tokens[:end])
+
+    def keep(self, key, string):
+        if not any(k == key and s[: len(string)] == string for k, s in self.kept):
+            tails = {(key, string[:end]) for end in range(len(string)) if end % self.size}
+            self.kept = self.kept - tails | {(key, string)}
+
+    def fork(self, draw: Draw) -> None:
+        parent = self.pick(draw)
+        line = self.lines[parent]
+        at = draw(0, len(line.tokens))
+        used = self.cache.used
+        self.cache.fork(parent, self.names, at)
+        assert self.cache.used == used, "a fork takes no page"
+        self.lines[self.names] = Line(line.key, line.tokens[:at], min(at, line.committed))
+        self.names += 1
+
+    def release(self, draw: Draw) -> None:
+        name = self.pick(draw)
+        line = self.lines.pop(name)
+        self.cache.release(name)
+        if line.committed % self.size:
+            self.keep(line.key, line.tokens[: line.committed])
+
+    def pin(self, draw: Draw) -> None:
+        known = sorted(self.kept)
+        if not known:
+            return
+        key, string = known[draw(0, len(known) - 1)]
+        string = string[: draw(1, len(string))] + ((0,) if draw(0, 9) == 9 else ())
+        held = {p for p in range(self.pages[0]) if self.cache._pools[0].holds(p)[2]}
+        least = min(self.pages)
+        fits = len(held) + -(-len(string) // self.size) + self.reserve <= least
+        assert self.cache.pin_fits(len(string)) == fits
+        if not fits:
+            return
+        there = any(s[: len(string)] == string for k, s in self.kept if k == key)
+        there |= any(s[: len(string)] == string for s in self.pins.values())
+        info = self.cache.pin(self.names, key, string)
+        assert (info is not None) == there
+        if info is not None:
+            assert (info.tokens, info.owner, info.hits) == (len(string), key, 0)
+            self.pins[self.names] = string
+        self.names += 1
+
+    def unpin(self, draw: Draw) -> None:
+        number = draw(0, self.names)
+        assert self.cache.unpin(number) == (number in self.pins)
+        self.pins.pop(number, None)
+
+    # What can be seen.
+
+    def in_use(self, group):
+        pinned = {page for page in range(self.pages[group]) if self.cache._pools[group].holds(page)[2]}
+        return pinned | {page for name in self.lines for page in self.cache.table(name)[group]}
+
+    def holders(self, group, page):
+        tables = sum(page in self.cache.table(name)[group] for name in self.lines)
+        return tables + 2 * bool(self.cache._pools[group].holds(page)[2])
+
+    def strings(self):
+        """What the tree keeps, spelled out."""
+        tree, found = self.cache._tree, set()
+        for node in tree.all():
+            if node.pages is not None:
+                string, up = node.tokens, node.parent
+                while up is not None:
+                    string, up = up.tokens + string, up.parent
+                found.add((tree.key_of(node), string))
+                for group, page in enumerate(node.pages):
+                    for position in range(len(string) - 1 - (len(string) - 1) % self.size, len(string)):
+                        tag = self.memory[group, page, position % self.size]
+                        assert tag == string[: position + 1], "the tree has the wrong page"
+        return found
+
+    def check(self) -> None:
+        self.cache.check()
+        assert self.strings() == self.kept
+        for name, line in self.lines.items():
+            table = self.cache.table(name)
+            assert self.seen.get(name) != table or self.seen[name] is table
+            self.seen[name] = table
+            assert self.cache.committed(name) == line.committed
+            for group, pages in enumerate(table):
+                for position in range(len(line.tokens)):
+                    tag = self.memory[group, pages[position // self.size], position % self.size]
+                    assert tag == line.tokens[: position + 1], (name, group, position)
+        used = [len(self.in_use(group)) for group in range(len(self.pages))]
+        assert self.cache.used == sum(used)
+        assert self.cache.available == min(count - u for count, u in zip(self.pages, used, strict=True))
+        assert {(pin.id, pin.tokens) for pin in self.cache.pins()} == {(n, len(s)) for n, s in self.pins.items()}
+        assert self.cache.fixed == len(self.pages) * len(
+            {
+                s[: end + 1] if end < len(s) else s
+                for s in self.pins.values()
+                for end in range(self.size - 1, len(s), self.size)
+            }
+            | {s for s in self.pins.values() if len(s) % self.size and not self.covered(s)}
+        )
+
+    def covered(self, string):
+        """Whether a pin's tail lies within another pin's page."""
+        return any(len(s) > len(string) and s[: len(string)] == string for s in self.pins.values())
+
+
+OPERATIONS = ("admit", "write", "write", "write", "commit", "commit", "fork", "release", "pin", "unpin")
+
+
+def step(model: Model, draw: Draw) -> None:
+    """One operation, whichever is drawn and possible."""
+    name = OPERATIONS[draw(0, len(OPERATIONS) - 1)]
+    if name not in ("admit", "pin", "unpin") and not model.lines:
+        name = "admit"
+    if name == "admit" and len(model.lines) >= 6:
+        name = "release"
+    getattr(model, name)(draw)
+    model.check()
+
+
+def common(a, b, most):
+    same = 0
+    while same < min(len(a), len(b), most) and a[same] == b[same]:
+        same += 1
+    return same

@@ -1,0 +1,1 @@
+"""Tests of the model families: what a file must hold, and rotary frequencies."""

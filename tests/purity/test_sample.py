@@ -1,0 +1,55 @@
+"""A sample of the matrix on the real model: its shapes, its depth, its vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pagoda.backends.cpu import isas
+from pagoda.types import SamplingParams
+
+from .play import PLAIN_PAGE, Ask, Line, Plain, Seen, opened, page_count, prompt, scheduler, through_engine
+
+pytestmark = pytest.mark.model
+VOCABULARY = 49_152
+ASKS = (
+    Ask(prompt(17, VOCABULARY), SamplingParams(temperature=0, logprobs=5), 4),
+    Ask(prompt(33, VOCABULARY), SamplingParams(temperature=0.9, seed=1, top_p=0.95, logprobs=0), 10),
+    Ask(prompt(250, VOCABULARY), SamplingParams(temperature=1.2, seed=2, top_k=40, min_p=0.01, logprobs=1), 12),
+    Ask(prompt(47, VOCABULARY), SamplingParams(seed=3, n=2, logprobs=2, repetition_penalty=1.2), 8),
+    Ask(prompt(1, VOCABULARY), SamplingParams(temperature=0, frequency_penalty=0.5, logprobs=0), 9),
+)
+COLUMNS = ("asks", "isa", "threads", "fuse", "page_size", "pages", "chunk", "steps_in_flight", "arrival")
+ROWS = (
+    ((0,), "scalar", 2, True, 4, "plenty", 16, 1, "together"),
+    ((0, 1, 2, 3, 4), isas()[0], 2, True, 16, "plenty", 512, 2, "together"),
+    ((0, 1, 3, 4), isas()[-2 if len(isas()) > 1 else 0], 3, False, 1, "scarce", 17, 3, "one by one"),
+    ((2, 3), isas()[0], 1, True, 32, "plenty", 64, 1, "together"),
+)
+CASES = [dict(zip(COLUMNS, row, strict=True)) for row in ROWS]
+
+
+@pytest.fixture(scope="module")
+def baseline(smollm2_path: Path) -> Iterator[Callable[[Ask, int], Line]]:
+    """Alone, one thread, not fused; in the best instruction set, as scalar takes a fifth of a second for a token: it is
+    held against this line, not the other way round.
+    """
+    pages = max(ask.pages(PLAIN_PAGE) for ask in ASKS)
+    with opened(smollm2_path, "f16", pages, PLAIN_PAGE, activations="int16", threads=1, fuse=False) as runner:
+        yield cache(Plain(runner).decode)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "{isa},{threads},{chunk},{page_size},{pages}".format(**case))
+def test_sample(case: dict[str, Any], smollm2_path: Path, baseline: Callable[[Ask, int], Line]) -> None:
+    asks = [ASKS[i] for i in case["asks"]]
+    with opened(
+        smollm2_path, "f16", page_count(case, asks), case["page_size"],
+        activations="int16", isa=case["isa"], threads=case["threads"], fuse=case["fuse"],
+    ) as runner:  # fmt: skip
+        got = through_engine(runner, asks, scheduler(case), case["arrival"], seen := Seen())
+    assert case["pages"] == "plenty" or seen.preemptions
+    assert got == {(i, choice): baseline(ask, choice) for i, ask in enumerate(asks) for choice in range(ask.params.n)}
