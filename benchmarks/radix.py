@@ -1,8 +1,8 @@
 """What the prefix cache costs: microseconds of processor time to match and to insert a prompt, with 10 to 100,000
 prefixes cached, and the tree's memory against the KV it describes.
 
-Physics: a prompt of 2,000 tokens has 125 pages of 16; each takes a dictionary look-up and a comparison of 16 tokens to
-match, and a node of about a kilobyte to insert. Neither hangs on how many prefixes there are. A page's KV takes 360 kB.
+Physics: a prompt of 2,048 tokens has 128 pages of 16; each takes a dictionary look-up and a comparison of 16 tokens to
+match, and a node of about a kilobyte to insert. Neither hangs on how many prefixes there are. A page's KV takes 369 kB.
 
     PYTHONPATH=src python benchmarks/radix.py
 """

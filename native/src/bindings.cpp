@@ -59,7 +59,8 @@ std::vector<std::shared_ptr<Weight>> pack(Pool& pool, const std::vector<std::tup
   std::vector<Format> formats;
   for (const auto& [format, n, k, raw] : matrices) {
     formats.push_back(format_named(format));
-    if (n < 1 || k < 1 || k % stored_block(formats.back()) || raw.size() != size_t(n) * stored_row_bytes(formats.back(), k))
+    const Format f = formats.back();
+    if (n < 1 || k < 1 || k % stored_block(f) || raw.size() != size_t(n) * stored_row_bytes(f, k))
       throw std::invalid_argument("a matrix of this shape and format has another size in bytes");
   }
   nb::gil_scoped_release release;

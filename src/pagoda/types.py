@@ -170,6 +170,29 @@ class PinInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheReport:
+    """What every KV page is used for."""
+
+    page_size: int
+    """Token slots of a page."""
+    total: int
+    """Pages of all KV groups together; the next four add up to it."""
+    used: int
+    """Pages of sequences under way, and of no pin."""
+    pinned: int
+    cached: int
+    """Pages that hold prefixes and nothing else."""
+    free: int
+    prefixes: int
+    """Places where kept prefixes end or part, pins not counted."""
+    pins: tuple[PinInfo, ...]
+    maps: tuple[str, ...]
+    """One letter for each page of each KV group: `.` free, `c` cached, `u` used by one sequence, `s` shared by several
+    (or used and cached), `p` pinned.
+    """
+
+
+@dataclass(frozen=True, slots=True)
 class TokenEvent:
     """News of one sequence. The last one of a sequence has `finish`; after it there is none."""
 

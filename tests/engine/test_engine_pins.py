@@ -153,3 +153,20 @@ def test_pinning_from_an_event_loop():
         assert engine.unpin(pin.id)
     finally:
         engine.close()
+
+
+def test_the_report_says_what_each_page_is_for():
+    driver = Driver()
+    driver.pin(SYSTEM, "admin")
+    driver.ask((1,) * 9, "a")
+    driver.engine.submit(request(CAPACITY, (1,) * 12, "open", tenant="a", max_tokens=2), lambda _: None)
+    driver.engine._take_orders()
+    driver.engine._step()
+    report = driver.engine.cache_report()
+    assert (report.page_size, report.total) == (4, 20)
+    assert report.used + report.pinned + report.cached + report.free == report.total
+    (pages,) = report.maps
+    assert {letter: pages.count(letter) for letter in "puscx."} == {"p": 5, "u": 0, "s": 3, "c": 1, "x": 0, ".": 11}
+    assert report.pins == driver.engine.list_pins()
+    driver.turn()
+    assert driver.engine.cache_report().used == 0

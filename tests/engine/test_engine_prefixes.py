@@ -88,6 +88,12 @@ def test_no_waiting_for_less_than_a_page():
     assert len(traffic.runner.plans) == 1
 
 
+def test_choices_do_not_wait_for_the_page_that_the_prompt_fills():
+    on, off = (played([Ask(LONG[:40], 3, n=3)], prefix_cache=cache, page_size=4) for cache in (True, False))
+    assert len(on.runner.plans) == len(off.runner.plans)
+    assert on.runner.rows == off.runner.rows
+
+
 def test_other_tenants_do_not_wait_and_do_not_join():
     traffic = played([Ask(LONG, 1, tenant=t) for t in ("a", "b", "a")], chunk=128)
     assert cached(traffic) == [0, 0, 40]
@@ -106,7 +112,7 @@ ASKS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(asks=ASKS, page_size=st.sampled_from([1, 4]), chunk=st.sampled_from([4, 16, 64]))
 def test_the_cache_changes_no_token_and_computes_no_more(asks, page_size, chunk):
     """vllm#7845: outputs differ with the cache on. vllm#3154, TensorRT-LLM#2631, #1915: it is slower with it."""
@@ -123,7 +129,7 @@ def test_the_cache_changes_no_token_and_computes_no_more(asks, page_size, chunk)
     assert told(on) == told(off)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     asks=st.lists(
         st.builds(

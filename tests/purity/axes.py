@@ -64,6 +64,10 @@ WORLDS = {
     "narrow int16 f32": World("int16", "f32", NARROW),
     "wide int8 f16": World("int8", "f16", WIDE),
     "dense int16 f16": World("int16", "f16", DENSE),
+    "grouped int16 int8": World("int16", "int8", GROUPED),
+    "grouped int16 int4": World("int16", "int4", GROUPED),
+    "wide int8 int4": World("int8", "int4", WIDE),
+    "narrow int16 int8": World("int16", "int8", NARROW),
 }
 
 PARAMS = {
@@ -98,4 +102,5 @@ AXES: dict[str, Sequence[Any]] = {
     "steps_in_flight": (1, 2, 3),
     "batch": (1, 2, 5, 17),
     "arrival": ("together", "one by one"),
+    "prefixes": ("off", "kept", "kept and met again"),
 }

@@ -4,6 +4,8 @@ on the reference backend.
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -234,3 +236,13 @@ def test_a_step_that_cannot_be_is_an_error_of_its_handle(path: Path) -> None:
     script.start(2, PROMPT, GREEDY)
     script.add(2, *PROMPT)
     assert len(script.tokens()) == 1
+
+
+def test_closing_lets_pages_and_program_go(path: Path) -> None:
+    """Though an engine still holds the runner."""
+    runner = open_runner(path, "reference")
+    held = [weakref.ref(runner._kv), weakref.ref(runner._program)]
+    runner.close()
+    gc.collect()
+    assert [each() for each in held] == [None, None]
+    runner.check()

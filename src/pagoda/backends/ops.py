@@ -140,7 +140,7 @@ class Ops(Protocol):
         """x @ W.T for W [N, K]; several weights read the same x in one pass.
 
         Weights in a quantised format read x as int16 or int8 in blocks of 32, unless the backend was opened with f32
-        activations. `site` names the place for adapters: `layers.3.q`.
+        activations. `site` names the place for adapters: `layers.3.qkv`.
         """
         ...
 

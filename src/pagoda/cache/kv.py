@@ -13,70 +13,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from pagoda.cache.eviction import Eviction
 from pagoda.cache.pins import Pins
 from pagoda.cache.pool import PagePool
 from pagoda.cache.radix import Found, Key, Node, Pages, RadixTree
+from pagoda.cache.tables import NO_ROOM, READY, Extension, Held, Match, Tables
 from pagoda.plan import PageCopy
-from pagoda.types import CacheCause, PinInfo
-
-Tables = tuple[tuple[int, ...], ...]
-"""Page numbers in order, per KV group."""
-
-
-@dataclass(frozen=True, slots=True)
-class Extension:
-    """What `KVCache.extend` did."""
-
-    fits: bool
-    """False: pages ran out, and nothing was changed."""
-    copies: tuple[PageCopy, ...] = ()
-    """To be carried out, in this order, before the positions are written."""
-
-
-_READY = Extension(True)
-_NO_ROOM = Extension(False)
-
-
-@dataclass(frozen=True, slots=True)
-class Match:
-    """The longest prefix found for a sequence, and why it is no longer. Holds good until the cache changes."""
-
-    length: int
-    """In tokens; less than the sequence has, as the last one must be computed to get its logits."""
-    cause: CacheCause
-    own: tuple[Node, ...] = ()
-    """Whole pages under the sequence's own key."""
-    pinned: tuple[Node, ...] = ()
-    """Whole pages of pins that follow on them."""
-    partial: Node | None = None
-    """A page whose first slots hold the rest."""
-    differs: bool = False
-    """Whether something kept goes on here with another token."""
-
-    @property
-    def units(self) -> list[Pages]:
-        """The pages, in order."""
-        nodes = [*self.own, *self.pinned] + ([self.partial] if self.partial else [])
-        return [node.pages for node in nodes if node.pages is not None]
-
-
-@dataclass(slots=True)
-class _Held:
-    """What one sequence holds."""
-
-    key: Key
-    tables: Tables
-    slots: int
-    """Positions from 0 that have slots."""
-    committed: int
-    """Positions from 0 whose tokens are verified and computed."""
-    path: list[Node] = field(default_factory=list)
-    """The tree's nodes of its first pages: those are the tree's pages too."""
-    tail: list[int] = field(default_factory=list)
-    """Committed tokens after them."""
+from pagoda.types import CacheCause, CacheReport, PinInfo
 
 
 class KVCache:
@@ -92,7 +36,7 @@ class KVCache:
     def __init__(self, pages: Sequence[int], page_size: int, prefixes: bool = True, reserve: int = 0) -> None:
         self.page_size = page_size
         self._pools = tuple(PagePool(count) for count in pages)
-        self._held: dict[int, _Held] = {}
+        self._held: dict[int, Held] = {}
         self.prefixes = prefixes
         """Whether prefixes are kept."""
         self._reserve = self.pages_for(reserve)
@@ -163,7 +107,7 @@ class KVCache:
             self._eviction.touch(match.partial)
         tables = tuple(zip(*units, strict=True)) if units else tuple(() for _ in self._pools)
         rest = list(tokens[len(match.own) * self.page_size : match.length])
-        held = self._held[sequence] = _Held(key, tables, match.length, match.length, list(match.own), rest)
+        held = self._held[sequence] = Held(key, tables, match.length, match.length, list(match.own), rest)
         self._publish(held)
         self._pins.hit(tokens, match.length)
         return match
@@ -209,6 +153,15 @@ class KVCache:
         """All pins."""
         return self._pins.infos()
 
+    def report(self) -> CacheReport:
+        """What every page is used for, about now: from any thread, it does not wait for a step."""
+        maps = tuple(pool.map() for pool in self._pools)
+        count = Counter("".join(maps))
+        return CacheReport(
+            self.page_size, self.total, count["u"] + count["s"], count["p"], count["c"], count["."], self._tree.nodes,
+            self.pins(), maps,
+        )  # fmt: skip
+
     # Pages.
 
     def extend(self, sequence: int, start: int, upto: int) -> Extension:
@@ -222,11 +175,11 @@ class KVCache:
         assert start < upto, f"no positions from {start} to {upto}"
         assert start <= held.slots, f"positions from {start}, and {held.slots} have slots"
         first, last = start // self.page_size, self.pages_for(upto)
-        extension = _READY
+        extension = READY
         if start < held.committed or len(held.tables[0]) != last or self._splits(held, first, last):
             lack, mine = self._lack(held, first, last), self._mine(held, first, last)
             if lack > len(mine):
-                return _NO_ROOM
+                return NO_ROOM
             self._uncommit(held, start)
             self._cut(held, last)
             for unit in mine[: max(lack, 0)]:
@@ -246,7 +199,7 @@ class KVCache:
         tables = tuple(table[: self.pages_for(at)] for table in held.tables)
         for unit in zip(*tables, strict=True):
             self._share(unit)
-        forked = _Held(held.key, tables, at, held.committed, list(held.path), list(held.tail))
+        forked = Held(held.key, tables, at, held.committed, list(held.path), list(held.tail))
         self._uncommit(forked, at)
         self._held[child] = forked
 
@@ -254,7 +207,7 @@ class KVCache:
         """Close a page table. Its committed tokens are kept while there is room; pages that nobody holds are free."""
         held = self._held.pop(sequence)
         if held.tail:
-            node, _ = self._tree.insert(held.key, _last(held), tuple(held.tail), _unit(held, len(held.path)))
+            node, _ = self._tree.insert(held.key, held.last, tuple(held.tail), held.unit(len(held.path)))
             self._eviction.touch(node)
         for pool, table in zip(self._pools, held.tables, strict=True):
             for page in reversed(table):
@@ -283,13 +236,13 @@ class KVCache:
                 assert len(set(table)) == len(table), f"sequence {sequence} holds a page twice"
             self._check_path(held)
 
-    def _check_path(self, held: _Held) -> None:
+    def _check_path(self, held: Held) -> None:
         if self.prefixes:
             size = self.page_size
             assert len(held.path) == held.committed // size, "whole committed pages are not in the tree"
             assert len(held.tail) == held.committed % size, "committed tokens are lost"
         for index, node in enumerate(held.path):
-            assert node.pages == _unit(held, index), "a sequence and the tree have different pages of one prefix"
+            assert node.pages == held.unit(index), "a sequence and the tree have different pages of one prefix"
             assert node.end == (index + 1) * self.page_size, "a path skips a page"
             assert self._tree.key_of(node) == held.key, "a path under another key"
 
@@ -306,13 +259,13 @@ class KVCache:
             return CacheCause.OTHER_KEY
         return CacheCause.DIFFERENT if found.differs else CacheCause.NEVER_SEEN
 
-    def _publish(self, held: _Held) -> None:
+    def _publish(self, held: Held) -> None:
         """Put whole pages of committed tokens into the tree."""
         size, swaps = self.page_size, {}
         while len(held.tail) >= size:
             index = len(held.path)
-            tokens, pages = tuple(held.tail[:size]), _unit(held, index)
-            node, _ = self._tree.insert(held.key, _last(held), tokens, pages)
+            tokens, pages = tuple(held.tail[:size]), held.unit(index)
+            node, _ = self._tree.insert(held.key, held.last, tokens, pages)
             self._eviction.touch(node)
             if node.pages is not None and node.pages != pages:
                 swaps[index] = node.pages
@@ -328,7 +281,7 @@ class KVCache:
                     table[index] = page
             held.tables = tuple(map(tuple, tables))
 
-    def _cut(self, held: _Held, last: int) -> None:
+    def _cut(self, held: Held, last: int) -> None:
         """Give up the pages from `last` on."""
         if len(held.tables[0]) > last:
             for pool, table in zip(self._pools, held.tables, strict=True):
@@ -336,7 +289,7 @@ class KVCache:
                     pool.drop(page)
             held.tables = tuple(table[:last] for table in held.tables)
 
-    def _uncommit(self, held: _Held, to: int) -> None:
+    def _uncommit(self, held: Held, to: int) -> None:
         """No more than so many tokens are committed."""
         if to >= held.committed:
             return
@@ -348,33 +301,33 @@ class KVCache:
         else:
             del held.tail[over:]
 
-    def _splits(self, held: _Held, first: int, last: int) -> list[int]:
+    def _splits(self, held: Held, first: int, last: int) -> list[int]:
         """Which pages of a range others hold too."""
         shared, table = self._pools[0].shared, held.tables[0]
         return [index for index in range(first, min(last, len(table))) if shared(table[index])]
 
-    def _lack(self, held: _Held, first: int, last: int) -> int:
+    def _lack(self, held: Held, first: int, last: int) -> int:
         """How many pages are wanted beyond those available."""
         table = held.tables[0]
         given_up = sum(map(self._pools[0].alone, table[last:]))
         return max(last - len(table), 0) + len(self._splits(held, first, last)) - self.available - given_up
 
-    def _mine(self, held: _Held, first: int, last: int) -> list[Pages]:
+    def _mine(self, held: Held, first: int, last: int) -> list[Pages]:
         """Pages to be split that only the tree holds besides this sequence: it may have them for itself."""
         alone = self._pools[0].alone
-        return [_unit(held, i) for i in self._splits(held, first, last) if alone(held.tables[0][i])]
+        return [held.unit(i) for i in self._splits(held, first, last) if alone(held.tables[0][i])]
 
     def _disown(self, unit: Pages) -> None:
         """The tree forgets a page, under whatever keys. Rare: a sequence has no other page left to take."""
         for node in [node for node in self._tree.all() if node.pages == unit]:
             self._eviction.forget(self._tree, node)
 
-    def _grow(self, held: _Held, start: int, first: int, last: int) -> Extension:
+    def _grow(self, held: Held, start: int, first: int, last: int) -> Extension:
         """Take pages in every group; there are enough."""
         split = self._splits(held, first, last)
         wanted = max(last - len(held.tables[0]), 0) + len(split)
         if not wanted:
-            return _READY
+            return READY
         while min(pool.free for pool in self._pools) < wanted:
             evicted = self._eviction.evict(self._tree)
             assert evicted, "pages count as available and cannot be evicted"
@@ -421,11 +374,3 @@ class KVCache:
             held.key == key and len(held.path) >= index < len(held.tables[0]) and held.tables[0][index] == page
             for held in self._held.values()
         )
-
-
-def _last(held: _Held) -> Node | None:
-    return held.path[-1] if held.path else None
-
-
-def _unit(held: _Held, index: int) -> Pages:
-    return tuple(table[index] for table in held.tables)

@@ -105,6 +105,11 @@ class PagePool:
         """How many tables, evictable nodes and pins hold the page."""
         return self._uses[page], self._kept[page], self._pinned[page]
 
+    def map(self) -> str:
+        """One letter a page: `.` free, `c` cached, `u` used by one table, `s` shared, `p` pinned. From any thread."""
+        states = zip(tuple(self._uses), tuple(self._kept), tuple(self._pinned), strict=True)
+        return "".join(_letter(*holds) for holds in states)
+
     def check(self, uses: Mapping[int, int], kept: Mapping[int, int], pinned: Mapping[int, int]) -> None:
         """Assert that each page is held as often as these say, and that the rest, and only they, are free."""
         for page in range(self.pages):
@@ -128,3 +133,11 @@ class PagePool:
             self.idle += 1
         else:
             self._free.append(page)
+
+
+def _letter(uses: int, kept: int, pinned: int) -> str:
+    if pinned:
+        return "p"
+    if uses:
+        return "s" if uses + kept > 1 else "u"
+    return "c" if kept else "."

@@ -62,7 +62,7 @@ KvFormat = Annotated[
     str, typer.Option(help="How keys and values are stored: f16, int8, int4 or f32.", rich_help_panel=_ENGINE)
 ]
 Activations = Annotated[
-    str, typer.Option(help="What linear layers read: int8, or f32 to measure the loss.", rich_help_panel=_ENGINE)
+    str, typer.Option(help="What linear layers read: int16, int8 (faster, coarser) or f32.", rich_help_panel=_ENGINE)
 ]
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
@@ -81,7 +81,7 @@ KvMemory = Annotated[
     typer.Option(
         parser=parse_bytes,
         metavar="BYTES",
-        help="Memory for keys and values, such as 512M; none is what --max-num-seqs needs.",
+        help="Memory for keys and values, such as 512M; none is what --max-num-seqs needs, within 1 GiB.",
         rich_help_panel=_ENGINE,
     ),
 ]

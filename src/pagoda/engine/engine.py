@@ -30,7 +30,7 @@ from pagoda.engine.watchdog import Watchdog
 from pagoda.errors import EngineDied, Overloaded
 from pagoda.obs.observer import NoObserver, Observer
 from pagoda.plan import Capacity, StepPlan
-from pagoda.types import FinishReason, GenerateRequest, PinInfo
+from pagoda.types import CacheReport, FinishReason, GenerateRequest, PinInfo
 
 _DEFAULTS = SchedulerConfig()
 _NOBODY = NoObserver()
@@ -149,6 +149,10 @@ class Engine:
         with self._ordered:
             self._order(partial(self._cache.unpin, pin))
         return True
+
+    def cache_report(self) -> CacheReport:
+        """What every KV page is used for, about now."""
+        return self._cache.report()
 
     def health(self) -> Health:
         """Whether it serves."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pagoda.cache.kv import Extension, Tables
+from pagoda.cache.tables import Extension, Tables
 from pagoda.engine.request import Sequence
 from pagoda.plan import Chunk, PageCopy, SequenceStart, StepPlan
 

@@ -57,10 +57,9 @@ class Roster:
                     return True
         return False
 
-    def admit(self, head: Sequence, match: Match) -> None:
-        """Move the head of the queue among those that run, with what can be shared with it."""
+    def admit(self, head: Sequence, match: Match, donor: Sequence | None = None) -> None:
+        """Move the head of the queue among those that run, with what its donor or the cache shares with it."""
         self.waiting.discard(head)
-        donor = self.donor(head, match)
         if head.state.cache is None:
             head.state.cache = _explanation(match)
         if donor is None:

@@ -45,9 +45,10 @@ class Scheduler:
         while waiting and all(gate(waiting.head()) for gate in self._gates):
             head = waiting.head()
             match = self._roster.match(head)
-            if self._roster.computes(head, match) or not self._pages_free(head, match):
-                break  # what it waits for is computed by one that runs, and is older: it comes in at most so much later
-            self._admit(head, match)
+            donor = self._roster.donor(head, match)
+            if not (self._nobody_ahead(head, match, donor) and self._pages_free(head, match, donor)):
+                break
+            self._admit(head, match, donor)
             self._place(head)
         if not outline.chunks:
             return None
@@ -98,9 +99,9 @@ class Scheduler:
 
     # Admission: the head of the queue comes in if every gate lets it; nobody overtakes it.
 
-    def _admit(self, head: Sequence, match: Match) -> None:
+    def _admit(self, head: Sequence, match: Match, donor: Sequence | None) -> None:
         first = head.state.cache is None
-        self._roster.admit(head, match)
+        self._roster.admit(head, match, donor)
         if first:
             self._observer.matched(head.state.request, match.length, match.cause)
 
@@ -119,11 +120,15 @@ class Scheduler:
         others = head.state.sequences
         return len(others) == 1 or not any(o.holds_pages and o.computed < o.fork_point for o in others)
 
-    def _pages_free(self, head: Sequence, match: Match) -> bool:
+    def _nobody_ahead(self, head: Sequence, match: Match, donor: Sequence | None) -> bool:
+        """Nobody computes a page or more of what it knows beyond what was found: who does runs, so the wait ends."""
+        return donor is not None or not self._roster.computes(head, match)
+
+    def _pages_free(self, head: Sequence, match: Match, donor: Sequence | None) -> bool:
         """Pages for all it knows, and one in hand for each that runs: or it would soon be thrown out again."""
         if not self._roster.running:
             return True
-        if self._roster.donor(head, match):
+        if donor is not None:
             wanted = self._cache.pages_for(head.known) - head.fork_point // self._cache.page_size
         else:
             wanted = self._cache.wanted(match, head.known)

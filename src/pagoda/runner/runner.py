@@ -63,4 +63,5 @@ class Runner:
         self._batcher.check()
 
     def close(self) -> None:
-        """Nothing is to be let go before the object itself."""
+        """Let weights and pages go, whoever still holds the runner; it takes no more plans. To be called once."""
+        del self._program, self._kv, self._slots

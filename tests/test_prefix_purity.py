@@ -1,0 +1,90 @@
+"""The prefix cache on a real (tiny) model: off, cold, warm, shared, pinned, and under pressure give the same bits.
+
+llama.cpp#28527, #4902: a cached repeat changes the answer at temperature 0. OVMS#4376: suspected inaccuracy.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from typing import Any
+
+import pytest
+
+from pagoda.engine import iterate, validate
+from pagoda.llm import Opened, engine_config, open_engine
+from pagoda.types import FinishReason, SamplingParams
+from tiny import tiny_model
+
+SYSTEM = tuple(3 + (i * i) % 200 for i in range(53))
+PROMPTS = [(*SYSTEM[:n], 20 + i, 30 + n) for i, n in enumerate((53, 53, 53, 40, 21, 7, 0, 53, 40))]
+GREEDY = SamplingParams(max_tokens=9, temperature=0, logprobs=3, ignore_eos=True)
+SAMPLED = SamplingParams(max_tokens=9, seed=5, n=2, logprobs=3, ignore_eos=True, repetition_penalty=1.1)
+NAMES = count()
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tiny_model(tmp_path_factory.mktemp("tiny"), seed=9))
+
+
+@contextmanager
+def opened(path: str, **options: Any) -> Iterator[Opened]:
+    made = open_engine(engine_config(path, **{"threads": 1, "kv_memory": 2**19, **options}))
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def answers(made: Opened, together: bool = False, tenant: str = "") -> tuple[list[Any], list[int]]:
+    """What each prompt gets, bit for bit, and how much of it was found."""
+    requests = [
+        validate(
+            prompt, params, made.engine.capacity, request_id=f"{next(NAMES)}", arrival=time.monotonic(), tenant=tenant
+        )
+        for params in (GREEDY, SAMPLED)
+        for prompt in PROMPTS
+    ]
+    found, told = {}, {}
+    for batch in [requests] if together else [[each] for each in requests]:
+        for event in iterate(made.engine, batch):
+            told.setdefault((event.request_id, event.index), []).append((event.token_ids, event.logprobs))
+            if event.finish is not None:
+                assert event.finish is FinishReason.LENGTH, event.error
+                found[event.request_id] = event.cached_tokens
+    order = [(request.id, index) for request in requests for index in range(request.params.n)]
+    return [told[key] for key in order], [found[request.id] for request in requests]
+
+
+@pytest.fixture(scope="module")
+def plain(path: str) -> list[Any]:
+    """Without the cache, one after another."""
+    with opened(path, prefix_cache=False) as made:
+        told, found = answers(made)
+        assert not any(found)
+        return told
+
+
+@pytest.mark.parametrize("options", [{}, {"page_size": 1}, {"page_size": 4, "chunk": 5}, {"page_size": 64}], ids=str)
+def test_off_cold_warm_and_pinned_are_the_same(path: str, plain: list[Any], options: dict[str, Any]) -> None:
+    with opened(path, **options) as made:
+        cold, found = answers(made)
+        assert cold == plain
+        assert any(found)
+        warm, found = answers(made)
+        assert warm == plain
+        assert found == [len(prompt) - 1 for prompt in PROMPTS] * 2, "a repeat finds all but the last token"
+        assert made.engine.pin(SYSTEM, "someone").result(20).tokens == len(SYSTEM)
+        pinned, found = answers(made, tenant="another")
+        assert pinned == plain
+        assert min(found[:3]) >= len(SYSTEM)
+
+
+@pytest.mark.parametrize("options", [{}, {"page_size": 4, "chunk": 16}, {"kv_memory": 2**15, "page_size": 4}], ids=str)
+def test_all_at_once_is_the_same(path: str, plain: list[Any], options: dict[str, Any]) -> None:
+    with opened(path, **options) as made:
+        assert answers(made, together=True)[0] == plain
+        assert answers(made, together=True)[0] == plain
