@@ -68,7 +68,7 @@ double seconds_of_product(const Kernels& kernels, const Packed& w, const Quantiz
 void measure(const Kernels& kernels, const std::string& name, Format format, int n, int k, Pool& pool) {
   std::mt19937 random(1);
   std::vector<uint8_t> raw(size_t(n) * stored_row_bytes(format, k));
-  for (auto& byte : raw) byte = uint8_t(random() & 0x3f);
+  for (auto& byte : raw) byte = uint8_t(0x30 + (random() & 0x3f));  // as f16 or as an exponent: neither tiny nor infinite
   const Weight w(pool, format, n, k, raw.data());
   for (int bytes : {1, 2}) {
     std::printf("%-7s int%-2d", name.c_str(), bytes * 8);

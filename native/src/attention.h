@@ -10,12 +10,33 @@
 
 namespace pagoda::PAGODA_NS {
 
+// Queries are taken six at a time where there are many: a key or value that is loaded and converted serves all six. With few
+// registers that leaves room for one vector of keys or values beside them.
+constexpr int kMany = 6;
 #if PAGODA_AVX512
-constexpr int kKeyBlocks = 4, kValueVectors = 4, kValueQueries = 4;
+constexpr int vectors_with(int) { return 4; }
 #else
-constexpr int kKeyBlocks = 2, kValueVectors = 2, kValueQueries = 3;
+constexpr int vectors_with(int queries) { return queries <= 3 ? 2 : 1; }
 #endif
-constexpr int kKeyQueries = 3;
+
+// Calls f(number of queries as a constant, first query) until all are taken.
+template <class F>
+inline void by_queries(int count, F f) {
+  for (int n = 0; n < count;) {
+    const int left = count - n;
+    if (left == 6 || left > 8) {
+      f(std::integral_constant<int, kMany>(), n), n += kMany;
+    } else if (left == 4 || left > 6) {
+      f(std::integral_constant<int, 4>(), n), n += 4;
+    } else if (left == 3 || left == 5) {
+      f(std::integral_constant<int, 3>(), n), n += 3;
+    } else if (left == 2) {
+      f(std::integral_constant<int, 2>(), n), n += 2;
+    } else {
+      f(std::integral_constant<int, 1>(), n), n += 1;
+    }
+  }
+}
 
 // Sixteen keys, as in a page: row r begins at rows + r * stride, set s of scales at scales + s * stride.
 template <class E>
@@ -69,14 +90,6 @@ inline void scores(const KVPages& kv, const float* const* q, const KeyBlock<E>* 
     for (int b = 0; b < NB; b++) store(out + size_t(n) * kSpan + b * kLanes, mul(sum[n][b], set1(scale)));
 }
 
-template <class E, int NB>
-inline void scores_of(const KVPages& kv, const Queries& qs, const KeyBlock<E>* keys, size_t stride, float scale, float* out) {
-  int n = 0;
-  for (; n + kKeyQueries <= qs.count; n += kKeyQueries) scores<E, kKeyQueries, NB>(kv, qs.q + n, keys, stride, scale, out + size_t(n) * kSpan);
-  for (; n + 2 <= qs.count; n += 2) scores<E, 2, NB>(kv, qs.q + n, keys, stride, scale, out + size_t(n) * kSpan);
-  for (; n < qs.count; n++) scores<E, 1, NB>(kv, qs.q + n, keys, stride, scale, out + size_t(n) * kSpan);
-}
-
 // Sixteen keys that do not lie in one page, as a block of stride 16.
 template <class E>
 inline KeyBlock<E> gather_keys(const KVPages& kv, const int32_t* table, int head, int first, int count, float* memory) {
@@ -97,7 +110,9 @@ inline void all_scores(const KVPages& kv, const int32_t* table, const Queries& q
   if (kv.slots % kLanes) {
     for (int j = 0; j < count; j += kLanes) {
       const KeyBlock<E> keys[1] = {gather_keys<E>(kv, table, head, first + j, count - j < kLanes ? count - j : kLanes, gathered)};
-      scores_of<E, 1>(kv, qs, keys, kLanes, scale, out + j);
+      by_queries(qs.count, [&](auto nq, int n) {
+        scores<E, nq(), 1>(kv, qs.q + n, keys, kLanes, scale, out + size_t(n) * kSpan + j);
+      });
     }
     return;
   }
@@ -105,15 +120,18 @@ inline void all_scores(const KVPages& kv, const int32_t* table, const Queries& q
     const int page = table[(first + j) / kv.slots], slot = (first + j) % kv.slots;
     return KeyBlock<E>{(const E*)kv.keys(page, head) + slot, kv.key_scales(page, head) + slot};
   };
-  int j = 0;
-  for (; j + kKeyBlocks * kLanes <= count; j += kKeyBlocks * kLanes) {
-    KeyBlock<E> keys[kKeyBlocks];
-    for (int b = 0; b < kKeyBlocks; b++) keys[b] = block(j + b * kLanes);
-    scores_of<E, kKeyBlocks>(kv, qs, keys, size_t(kv.slots), scale, out + j);
-  }
-  for (; j < count; j += kLanes) {
-    const KeyBlock<E> keys[1] = {block(j)};
-    scores_of<E, 1>(kv, qs, keys, size_t(kv.slots), scale, out + j);
+  constexpr int most = 4;  // blocks at hand: a run of keys that stays in the nearest cache while all queries meet it
+  for (int j = 0; j < count; j += most * kLanes) {
+    KeyBlock<E> keys[most];
+    const int blocks = count - j < most * kLanes ? (count - j + kLanes - 1) / kLanes : most;
+    for (int b = 0; b < blocks; b++) keys[b] = block(j + b * kLanes);
+    by_queries(qs.count, [&](auto nq, int n) {
+      constexpr int nb = vectors_with(nq());
+      float* to = out + size_t(n) * kSpan + j;
+      int b = 0;
+      for (; b + nb <= blocks; b += nb) scores<E, nq(), nb>(kv, qs.q + n, keys + b, size_t(kv.slots), scale, to + b * kLanes);
+      for (; b < blocks; b++) scores<E, nq(), 1>(kv, qs.q + n, keys + b, size_t(kv.slots), scale, to + b * kLanes);
+    });
   }
 }
 
@@ -164,7 +182,7 @@ template <class E, int NQ>
 inline void weigh_columns(const KVPages& kv, const int32_t* table, int head, int first, int from, int to, const float* weights,
                           Partial* parts, int column, int end) {
   constexpr bool wide = std::is_same_v<E, Nibbles>;
-  constexpr int vectors = wide ? 2 : kValueVectors;
+  constexpr int vectors = wide ? 2 : vectors_with(NQ);
   for (; column + vectors * kLanes <= end; column += vectors * kLanes)
     weigh<E, NQ, vectors>(kv, table, head, first, from, to, weights, parts, column);
   if constexpr (!wide)
@@ -176,22 +194,13 @@ inline void weigh_columns(const KVPages& kv, const int32_t* table, int head, int
 template <class E>
 inline void weigh_all(const KVPages& kv, const int32_t* table, const int* seen, int count, int head, int first, const float* weights,
                       Partial* parts, int column, int end) {
-  for (int n = 0; n < count;) {
-    const int m = count - n < kValueQueries ? count - n : kValueQueries, shared = seen[n];
+  by_queries(count, [&](auto nq, int n) {
     const float* w = weights + size_t(n) * kSpan;
-    if (m == kValueQueries)
-      weigh_columns<E, kValueQueries>(kv, table, head, first, 0, shared, w, parts + n, column, end);
-    else if (m == 3)
-      weigh_columns<E, 3>(kv, table, head, first, 0, shared, w, parts + n, column, end);
-    else if (m == 2)
-      weigh_columns<E, 2>(kv, table, head, first, 0, shared, w, parts + n, column, end);
-    else
-      weigh_columns<E, 1>(kv, table, head, first, 0, shared, w, parts + n, column, end);
-    for (int i = 1; i < m; i++)
-      if (seen[n + i] > shared)
-        weigh_columns<E, 1>(kv, table, head, first, shared, seen[n + i], w + size_t(i) * kSpan, parts + n + i, column, end);
-    n += m;
-  }
+    weigh_columns<E, nq()>(kv, table, head, first, 0, seen[n], w, parts + n, column, end);
+    for (int i = 1; i < nq(); i++)
+      if (seen[n + i] > seen[n])
+        weigh_columns<E, 1>(kv, table, head, first, seen[n], seen[n + i], w + size_t(i) * kSpan, parts + n + i, column, end);
+  });
 }
 
 // Set `set` of the values' scales of the first `count` positions of a span, then zeros to the next multiple of 16.

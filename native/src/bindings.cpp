@@ -54,12 +54,22 @@ KVFormat kv_format_named(const std::string& name) {
   return found->second;
 }
 
-std::shared_ptr<Weight> pack(Pool& pool, const std::string& format, int n, int k, const Bytes& raw) {
-  const Format f = format_named(format);
-  if (n < 1 || k < 1 || k % stored_block(f) || raw.size() != size_t(n) * stored_row_bytes(f, k))
-    throw std::invalid_argument("a matrix of this shape and format has another size in bytes");
+// Several matrices in one call: taking the GIL back between them would wait for whatever Python runs beside.
+std::vector<std::shared_ptr<Weight>> pack(Pool& pool, const std::vector<std::tuple<std::string, int, int, Bytes>>& matrices) {
+  std::vector<Format> formats;
+  for (const auto& [format, n, k, raw] : matrices) {
+    formats.push_back(format_named(format));
+    const Format f = formats.back();
+    if (n < 1 || k < 1 || k % stored_block(f) || raw.size() != size_t(n) * stored_row_bytes(f, k))
+      throw std::invalid_argument("a matrix of this shape and format has another size in bytes");
+  }
   nb::gil_scoped_release release;
-  return std::make_shared<Weight>(pool, f, n, k, raw.data());
+  std::vector<std::shared_ptr<Weight>> packed;
+  for (size_t i = 0; i < matrices.size(); i++) {
+    const auto& [format, n, k, raw] = matrices[i];
+    packed.push_back(std::make_shared<Weight>(pool, formats[i], n, k, raw.data()));
+  }
+  return packed;
 }
 
 template <class T>
@@ -128,12 +138,15 @@ NB_MODULE(_native, m) {
       [](nb::ndarray<const double, nb::ndim<1>, nb::c_contig, nb::device::cpu> frequencies, int positions) {
         const size_t n = frequencies.size();
         std::vector<float> cosines(n * size_t(positions)), sines(n * size_t(positions));
-        for (size_t p = 0; p < size_t(positions); p++)
-          for (size_t i = 0; i < n; i++) {
-            double s, c;
-            sincos_exact(double(p) * frequencies.data()[i], s, c);
-            cosines[p * n + i] = float(c), sines[p * n + i] = float(s);
-          }
+        {
+          nb::gil_scoped_release release;
+          for (size_t p = 0; p < size_t(positions); p++)
+            for (size_t i = 0; i < n; i++) {
+              double s, c;
+              sincos_exact(double(p) * frequencies.data()[i], s, c);
+              cosines[p * n + i] = float(c), sines[p * n + i] = float(s);
+            }
+        }
         return nb::make_tuple(to_numpy(std::move(cosines), {size_t(positions), n}), to_numpy(std::move(sines), {size_t(positions), n}));
       },
       "frequencies"_a, "positions"_a);
@@ -154,20 +167,20 @@ NB_MODULE(_native, m) {
 
   nb::class_<Weight>(m, "Weight").def_prop_ro("bytes", &Weight::bytes);
   m.def("packed_bytes", &packed_bytes, "format"_a, "n"_a, "k"_a, "Bytes of a matrix [n, k] once it is packed.");
-  m.def("pack", &pack, "pool"_a, "format"_a, "n"_a, "k"_a, "raw"_a);
+  m.def("pack", &pack, "pool"_a, "matrices"_a);
 
   nb::class_<KVStore>(m, "KVStore")
       .def(
-          nb::new_([](const std::vector<std::tuple<int, int, int, int64_t>>& groups, int slots, const std::string& format) {
+          nb::new_([](const std::vector<std::tuple<int, int, int, int64_t>>& groups, int slots, const std::string& format, Pool* pool) {
             std::vector<GroupShape> shapes;
             for (const auto& [layers, heads, dim, pages] : groups) {
               if (pages > INT32_MAX) throw std::bad_alloc();
               shapes.push_back({layers, heads, dim, int(pages)});
             }
             nb::gil_scoped_release release;
-            return std::make_shared<KVStore>(std::move(shapes), slots, kv_format_named(format));
+            return std::make_shared<KVStore>(std::move(shapes), slots, kv_format_named(format), pool);
           }),
-          "groups"_a, "slots"_a, "format"_a)
+          "groups"_a, "slots"_a, "format"_a, "pool"_a.none() = nb::none())
       .def_prop_ro("bytes", &KVStore::bytes)
       .def("copy", &KVStore::copy, "group"_a, "source"_a, "target"_a, "slots"_a);
 

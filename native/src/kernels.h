@@ -10,7 +10,7 @@ namespace pagoda {
 constexpr int kTile = 16;      // output features packed side by side
 constexpr int kBlock = 32;     // inputs that share a scale
 constexpr int kSpan = 256;     // keys of one attention partial, at absolute positions
-constexpr int kGroupMax = 8;   // query vectors handled together by the attention kernel
+constexpr int kGroupMax = 24;  // query vectors handled together by the attention kernel
 constexpr int kHeadMax = 1024;  // elements of a head, if keys are integers
 
 enum class Format : int { F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4 };

@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstring>
 #include <new>
 #include <stdexcept>
@@ -10,7 +11,29 @@ namespace pagoda {
 
 void KVStore::Unmap::operator()(uint8_t* p) const { munmap(p, bytes); }
 
-KVStore::KVStore(std::vector<GroupShape> groups, int slots, KVFormat format) : groups_(std::move(groups)) {
+namespace {
+
+// Give pages memory, by several threads if there is a pool: the kernel clears each page first.
+void commit(uint8_t* p, size_t bytes, Pool* pool) {
+  constexpr size_t kPiece = size_t(8) << 20;
+  const auto piece = [=](int i) {
+    uint8_t* from = p + size_t(i) * kPiece;
+    const size_t n = std::min(kPiece, bytes - size_t(i) * kPiece);
+#ifdef MADV_POPULATE_WRITE
+    if (madvise(from, n, MADV_POPULATE_WRITE) == 0) return;
+#endif
+    std::memset(from, 0, n);
+  };
+  const int pieces = int((bytes + kPiece - 1) / kPiece);
+  if (pool)
+    pool->each(pieces, piece);
+  else
+    for (int i = 0; i < pieces; i++) piece(i);
+}
+
+}  // namespace
+
+KVStore::KVStore(std::vector<GroupShape> groups, int slots, KVFormat format, Pool* pool) : groups_(std::move(groups)) {
   for (const auto& g : groups_) {
     if (format >= KVFormat::Int8 && g.dim > kHeadMax) throw std::invalid_argument("a head is too wide for keys as integers");
     KVPages kv = KVPages::layout(format, g.heads, g.dim, slots);
@@ -22,10 +45,7 @@ KVStore::KVStore(std::vector<GroupShape> groups, int slots, KVFormat format) : g
 #ifdef MADV_HUGEPAGE
     madvise(p, bytes, MADV_HUGEPAGE);
 #endif
-#ifdef MADV_POPULATE_WRITE
-    if (madvise(p, bytes, MADV_POPULATE_WRITE) != 0)
-#endif
-      std::memset(p, 0, bytes);
+    commit((uint8_t*)p, bytes, pool);
     bytes_ += bytes;
     std::vector<KVPages> layers;
     for (int l = 0; l < g.layers; l++) {

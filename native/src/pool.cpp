@@ -11,6 +11,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+// Measured on two cores (benchmarks/busy_neighbour.py): with 20 us decoding on an idle machine is a tenth slower, beside a busy
+// neighbour 3 % faster; 200 us is no faster on an idle one. A spin that adapts itself was no better than either.
 constexpr auto kSpin = std::chrono::microseconds(60);
 
 void pause() {

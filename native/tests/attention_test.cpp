@@ -11,6 +11,8 @@
 namespace pagoda::test {
 namespace {
 
+constexpr KVFormat kKVFormats[] = {KVFormat::F32, KVFormat::F16, KVFormat::Int8, KVFormat::Int4};
+
 const Kernels& scalar_kernels() { return kernels_for("scalar"); }
 
 // A sequence whose keys and values lie in shuffled pages; slots that no token has are NaN.
@@ -27,6 +29,33 @@ class Cache {
     kernels.store_kv(kv_, table_[size_t(position / kv_.slots)], position % kv_.slots, k, v);
   }
   const KVPages& kv() const { return kv_; }
+  // What is stored of a token's head: its key or its value, undone.
+  std::vector<double> stored(int position, int head, bool key) const {
+    const int page = table_[size_t(position / kv_.slots)], slot = position % kv_.slots, dim = kv_.dim;
+    const uint8_t* numbers = key ? kv_.keys(page, head) : kv_.values(page, head) + size_t(slot) * kv_.value_bytes();
+    const uint16_t* scales = key ? kv_.key_scales(page, head) : kv_.value_scales(page, head);
+    const auto scale = [&](int set) { return double(f16_to_f32(scales[size_t(set * kv_.slots + slot)])); };
+    std::vector<double> turned;
+    for (int i = 0; i < dim; i++) {
+      const size_t at = key ? size_t(i * kv_.slots + slot) : size_t(i);
+      if (kv_.format == KVFormat::F32) {
+        turned.push_back(double(((const float*)numbers)[at]));
+      } else if (kv_.format == KVFormat::F16) {
+        turned.push_back(double(f16_to_f32(((const uint16_t*)numbers)[at])));
+      } else if (kv_.format == KVFormat::Int8) {
+        turned.push_back(double(int8_t(numbers[at])) * scale(0));
+      } else {
+        const int pair = numbers[key ? i / 2 * kv_.slots + slot : i / 32 * 16 + i % 16], high = key ? i % 2 : i / 16 % 2;
+        turned.push_back((double(high ? pair >> 4 : pair & 15) - 7.5) * scale(i / 32 * 2) + scale(i / 32 * 2 + 1));
+      }
+    }
+    if (!kv_.integers()) return turned;
+    const int n = dim & -dim;
+    std::vector<double> x(size_t(dim), 0.0);
+    for (int i = 0; i < dim; i++)
+      for (int j = i / n * n; j < i / n * n + n; j++) x[size_t(i)] += (__builtin_popcount(unsigned(i & j) % unsigned(n)) % 2 ? -1 : 1) * turned[size_t(j)] / n;
+    return x;
+  }
   const int32_t* table() const { return table_.data(); }
   const std::vector<uint8_t>& memory() const { return memory_; }
 
@@ -73,7 +102,7 @@ struct Asked {
 void answer(const Kernels& kernels, const Cache& cache, const Asked& asked, int from, int count, float* out) {
   const KVPages& kv = cache.kv();
   const size_t padded = size_t(kv.padded);
-  std::vector<float> held(size_t(count) * padded * 2, NAN);
+  std::vector<float> held(size_t(count) * padded * 2, NAN), queries(size_t(count * kv.query_floats()), NAN);
   std::vector<Partial> state(static_cast<size_t>(count)), part(static_cast<size_t>(count));
   for (size_t n = 0; n < size_t(count); n++) state[n].out = held.data() + n * padded, part[n].out = held.data() + (size_t(count) + n) * padded;
   for (int span = 0; span <= asked.last[size_t(from + count - 1)] / kSpan; span++) {
@@ -82,13 +111,21 @@ void answer(const Kernels& kernels, const Cache& cache, const Asked& asked, int 
     while (asked.last[size_t(from) + skip] < span * kSpan) skip++;
     for (size_t n = skip; n < size_t(count); n++, qs.count++) {
       qs.q[qs.count] = asked.q.data() + (size_t(from) + n) * size_t(kv.dim);
+      if (kv.integers()) {
+        float* turned = queries.data() + n * size_t(kv.query_floats());
+        kernels.query(kv, qs.q[qs.count], turned);
+        qs.q[qs.count] = turned;
+      }
       qs.last[qs.count] = asked.last[size_t(from) + n];
     }
-    std::vector<float> scratch(size_t(qs.count) * kSpan + 16 * size_t(kv.dim), NAN);
+    std::vector<float> scratch(kv.attend_floats(qs.count), NAN);
     kernels.attend(kv, cache.table(), qs, asked.head, span, 0.3f, (span ? part : state).data() + skip, scratch.data());
     for (size_t n = skip; span && n < size_t(count); n++) kernels.merge(state[n], part[n], kv.padded);
   }
-  for (size_t n = 0; n < size_t(count); n++) kernels.finish(state[n], kv.dim, out + n * size_t(kv.dim));
+  for (size_t n = 0; n < size_t(count); n++) {
+    kernels.finish(state[n], kv.dim, out + n * size_t(kv.dim));
+    if (kv.integers()) kernels.turn_back(out + n * size_t(kv.dim), kv.dim);
+  }
 }
 
 // All queries, `together` at a time: [count, dim].
@@ -101,13 +138,12 @@ std::vector<float> answers(const Kernels& kernels, const Cache& cache, const Ask
 }
 
 // Softmax-weighted sums by definition, over keys and values as they are stored.
-std::vector<double> defined(const Sequence& s, const Asked& asked, size_t n, KVFormat format) {
-  const auto held = [&](float x) { return format == KVFormat::F16 ? double(f16_to_f32(f32_to_f16(x))) : double(x); };
+std::vector<double> by_definition(const Sequence& s, const Asked& asked, size_t n, const Cache& cache) {
   std::vector<double> scores, sum(size_t(s.dim), 0.0);
   for (int p = 0; p <= asked.last[n]; p++) {
     double dot = 0;
-    for (int i = 0; i < s.dim; i++)
-      dot += double(asked.q[n * size_t(s.dim) + size_t(i)]) * held(s.k[size_t((p * s.heads + asked.head) * s.dim + i)]);
+    const auto k = cache.stored(p, asked.head, true);
+    for (int i = 0; i < s.dim; i++) dot += double(asked.q[n * size_t(s.dim) + size_t(i)]) * k[size_t(i)];
     scores.push_back(dot * double(0.3f));
   }
   const double top = *std::max_element(scores.begin(), scores.end());
@@ -115,7 +151,8 @@ std::vector<double> defined(const Sequence& s, const Asked& asked, size_t n, KVF
   for (int p = 0; p <= asked.last[n]; p++) {
     const double w = std::exp(scores[size_t(p)] - top);
     weights += w;
-    for (int i = 0; i < s.dim; i++) sum[size_t(i)] += w * held(s.v[size_t((p * s.heads + asked.head) * s.dim + i)]);
+    const auto v = cache.stored(p, asked.head, false);
+    for (int i = 0; i < s.dim; i++) sum[size_t(i)] += w * v[size_t(i)];
   }
   for (auto& x : sum) x /= weights;
   return sum;
@@ -129,11 +166,11 @@ std::string about(const Kernels& k, int dim, int slots) {
 
 TEST("attention", bits_are_those_of_one_query_in_scalar) {
   Random random(31);
-  for (const KVFormat format : {KVFormat::F32, KVFormat::F16})
+  for (const KVFormat format : kKVFormats)
     for (const int dim : {1, 8, 16, 24, 40, 64, 80, 128}) {
       const int lengths[] = {1, 15, 17, 63, 256, 257, 530};
       const Sequence s(random, random.between(1, 3), dim, lengths[random.below(7)]);
-      const Asked asked(random, s, random.between(1, 9));
+      const Asked asked(random, s, random.between(1, 15));
       Cache oracle(random, format, s.heads, dim, 16, s.length);
       s.fill(oracle, scalar_kernels());
       const auto expected = answers(scalar_kernels(), oracle, asked, 1);
@@ -142,7 +179,7 @@ TEST("attention", bits_are_those_of_one_query_in_scalar) {
         Cache cache(random, format, s.heads, dim, slots, s.length);
         s.fill(cache, scalar_kernels());
         for (const auto& isa : usable_isas())
-          for (const int together : {1, 2, 3, 4, 5, 8}) {
+          for (const int together : {1, 2, 3, 4, 5, 6, 7, 8, 13}) {
             if (isa == "scalar" && together != 5) continue;
             const Kernels& k = kernels_for(isa);
             CHECK_CASE(same(answers(k, cache, asked, together), expected), about(k, dim, slots));
@@ -153,7 +190,7 @@ TEST("attention", bits_are_those_of_one_query_in_scalar) {
 
 TEST("attention", about_what_the_definition_says) {
   Random random(32);
-  for (const KVFormat format : {KVFormat::F32, KVFormat::F16})
+  for (const KVFormat format : kKVFormats)
     for (const int dim : {3, 16, 64})
       for (const int length : {1, 20, 300, 600}) {
         const Sequence s(random, 2, dim, length);
@@ -162,7 +199,7 @@ TEST("attention", about_what_the_definition_says) {
         s.fill(cache, scalar_kernels());
         const auto got = answers(scalar_kernels(), cache, asked, 5);
         for (size_t n = 0; n < 5; n++) {
-          const auto exact = defined(s, asked, n, format);
+          const auto exact = by_definition(s, asked, n, cache);
           double size = 1;
           for (const double x : exact) size = std::max(size, std::fabs(x));
           for (size_t i = 0; i < size_t(dim); i++) CHECK(std::fabs(double(got[n * size_t(dim) + i]) - exact[i]) <= 2e-5 * size);
@@ -172,7 +209,7 @@ TEST("attention", about_what_the_definition_says) {
 
 TEST("attention", storing_on_every_instruction_set) {
   Random random(33);
-  for (const KVFormat format : {KVFormat::F32, KVFormat::F16})
+  for (const KVFormat format : kKVFormats)
     for (int dim = 1; dim <= 70; dim++)
       for (const int slots : {1, 4, 16, 64}) {
         const int heads = random.between(1, 3);
@@ -192,7 +229,7 @@ TEST("attention", storing_on_every_instruction_set) {
 // The first slots of a page in every layer of the group, and nothing else.
 TEST("attention", pages_are_copied) {
   Random random(34);
-  for (const KVFormat format : {KVFormat::F32, KVFormat::F16})
+  for (const KVFormat format : kKVFormats)
     for (const int slots : {1, 4, 16}) {
       KVStore store({{2, 3, 20, 4}, {1, 1, 8, 3}}, slots, format);
       std::vector<std::pair<const KVPages*, std::vector<uint8_t>>> before;
@@ -208,14 +245,14 @@ TEST("attention", pages_are_copied) {
         if (kv != before[2].first) {
           KVPages was = *kv;
           was.base = expected.data();
-          const size_t e = kv->element();
           for (int h = 0; h < kv->heads; h++)
             for (int slot = 0; slot < copied; slot++) {
-              for (int i = 0; i < kv->dim; i++) {
+              const size_t e = kv->key_bytes(), row = kv->value_bytes();
+              for (int i = 0; i < kv->key_rows(); i++) {
                 const size_t at = size_t(i * slots + slot) * e;
                 std::memcpy(was.keys(3, h) + at, was.keys(1, h) + at, e);
               }
-              const size_t row = size_t(kv->padded) * e;
+              for (int i = 0; i < 2 * kv->sets(); i++) was.key_scales(3, h)[i * slots + slot] = was.key_scales(1, h)[i * slots + slot];
               std::memcpy(was.values(3, h) + size_t(slot) * row, was.values(1, h) + size_t(slot) * row, row);
             }
         }
@@ -229,6 +266,9 @@ TEST("attention", stores_say_their_sizes) {
   CHECK(store.groups() == 2 && store.pages(0) == 5 && store.pages(1) == 7);
   CHECK(store.layer(0, 1).padded == 32 && store.layer(1, 0).padded == 16);
   CHECK(store.bytes() == size_t(2 * 3 * 5 * 4) * (20 + 32) * 2 + size_t(7 * 4) * (8 + 16) * 2);
+  CHECK(KVStore({{2, 3, 20, 5}}, 4, KVFormat::Int8).bytes() == size_t(2 * 3 * 5 * 4) * (20 + 32 + 2 * 2));
+  CHECK(KVStore({{2, 3, 80, 5}}, 4, KVFormat::Int4).bytes() == size_t(2 * 3 * 5 * 4) * (40 + 48 + 2 * 6 * 2));
+  CHECK_THROWS(KVStore({{1, 1, kHeadMax + 16, 1}}, 4, KVFormat::Int8), std::invalid_argument);
   CHECK_THROWS(store.layer(0, 2), std::out_of_range);
   CHECK_THROWS(store.pages(2), std::out_of_range);
   CHECK_THROWS(KVStore({{1 << 20, 1 << 10, 1 << 10, 1 << 20}}, 64, KVFormat::F32), std::bad_alloc);

@@ -87,36 +87,20 @@ TEST("formats", conversions_of_every_instruction_set) {
 TEST("formats", packed_rows_are_the_stored_rows) {
   Random random(2);
   Pool pool(2);
-  for (const Format format : kFormats)
-    for (const int n : {1, 2, 15, 16, 17, 31, 32, 33, 50, 100})
+  for (const auto& d : definitions())
+    for (const int n : {1, 2, 15, 16, 17, 31, 33, 50})
       for (const int blocks : {1, 2, 5}) {
-        const int k = blocks * kBlock;
-        const auto raw = random_matrix(random, format, n, k);
-        CHECK(raw.size() == size_t(n) * stored_row_bytes(format, k));
-        const Weight weight(pool, format, n, k, raw.data());
-        CHECK(weight.bytes() == size_t(weight.packed().tiles()) * packed_tile_bytes(format, k));
+        const int k = blocks * d.numbers;  // any width, of dense ones
+        const auto raw = random_matrix(random, d, n, k);
+        CHECK_CASE(stored_block(d.format) == d.numbers && raw.size() == size_t(n) * stored_row_bytes(d.format, k), d.name);
+        const Weight weight(pool, d.format, n, k, raw.data());
+        CHECK(weight.bytes() == size_t(weight.packed().tiles()) * packed_tile_bytes(d.format, k));
         std::vector<float> row(size_t(k), NAN);
         for (int v = 0; v < n; v++) {
           weight.row(v, row.data());
-          CHECK_CASE(same(row, defined_row(format, raw, v, k)), name_of(format) + " n=" + std::to_string(n));
+          CHECK_CASE(same(row, defined_row(d, raw, v, k)), std::string(d.name) + " n=" + std::to_string(n));
         }
       }
-}
-
-// Dense formats need no blocks: any width.
-TEST("formats", dense_rows_of_any_width) {
-  Random random(3);
-  Pool pool(1);
-  for (const Format format : {Format::F32, Format::F16, Format::BF16})
-    for (const int k : {1, 3, 17, 70}) {
-      const auto raw = random_matrix(random, format, 19, k);
-      const Weight weight(pool, format, 19, k, raw.data());
-      std::vector<float> row(static_cast<size_t>(k));
-      for (int v = 0; v < 19; v++) {
-        weight.row(v, row.data());
-        CHECK_CASE(same(row, defined_row(format, raw, v, k)), name_of(format));
-      }
-    }
 }
 
 }  // namespace pagoda::test

@@ -4,19 +4,12 @@
 #include <memory>
 
 #include "check.h"
+#include "definitions.h"
 #include "dispatch.h"
 #include "isa.h"
 #include "pack.h"
 
 namespace pagoda::test {
-
-constexpr Format kFormats[] = {Format::F32, Format::F16, Format::BF16, Format::Q4_0, Format::Q4_1, Format::Q8_0};
-constexpr Format kQuantized[] = {Format::Q4_0, Format::Q4_1, Format::Q8_0};
-
-inline std::string name_of(Format format) {
-  constexpr const char* names[] = {"f32", "f16", "bf16", "q4_0", "q4_1", "q8_0"};
-  return names[int(format)];
-}
 
 // Every usable instruction set but the oracle.
 inline std::vector<const Kernels*> vector_kernels() {
@@ -38,57 +31,29 @@ inline uint16_t random_half(Random& random) {
   return f32_to_f16(random.number() * 0.25f);
 }
 
-// An element and its bytes; `k` numbers of it, or k / 32 blocks, are a row.
-inline std::vector<uint8_t> random_matrix(Random& random, Format format, int n, int k) {
+// Rows of random bytes, with fields of floats made finite.
+inline std::vector<uint8_t> random_matrix(Random& random, const Definition& d, int n, int k) {
   std::vector<uint8_t> raw;
-  const bool quantized = format == Format::Q4_0 || format == Format::Q4_1 || format == Format::Q8_0;
-  for (size_t i = 0; i < size_t(n) * size_t(quantized ? k / kBlock : k); i++) {
-    if (format == Format::F32) append(raw, random.awkward());
-    if (format == Format::F16) append(raw, random_half(random));
-    if (format == Format::BF16) {
-      const float x = random.awkward();
-      uint32_t u;
-      std::memcpy(&u, &x, 4);
-      append(raw, uint16_t(u >> 16));
+  for (size_t i = 0; i < size_t(n) * size_t(k / d.numbers); i++) {
+    const size_t block = raw.size();
+    for (int j = 0; j < d.bytes; j++) raw.push_back(uint8_t(random.bits()));
+    for (const int at : d.halves) {
+      const uint16_t h = random_half(random);
+      std::memcpy(raw.data() + block + at, &h, 2);
     }
-    if (!quantized) continue;
-    append(raw, random_half(random));
-    if (format == Format::Q4_1) append(raw, random_half(random));
-    for (int j = 0; j < (format == Format::Q8_0 ? 32 : 16); j++) append(raw, uint8_t(random.bits()));
+    const float x = random.awkward();
+    if (d.format == Format::F32) std::memcpy(raw.data() + block, &x, 4);
+    if (d.format == Format::BF16) std::memcpy(raw.data() + block, (const uint8_t*)&x + 2, 2);
+    if (d.format == Format::MXFP4 && random.below(8)) raw[block] = uint8_t(random.between(115, 128));
   }
   return raw;
 }
 
-// Row v in f32, from the file's bytes and the formats' definitions alone.
-inline std::vector<float> defined_row(Format format, const std::vector<uint8_t>& raw, int v, int k) {
+// Row v in f32, from the file's bytes and the format's definition alone.
+inline std::vector<float> defined_row(const Definition& d, const std::vector<uint8_t>& raw, int v, int k) {
   std::vector<float> row;
-  const uint8_t* p = raw.data() + size_t(v) * stored_row_bytes(format, k);
-  const auto half = [](const uint8_t* at) { return f16_to_f32(uint16_t(at[0] | at[1] << 8)); };
-  while (int(row.size()) < k) {
-    if (format == Format::F32) {
-      float x;
-      std::memcpy(&x, p, 4);
-      row.push_back(x), p += 4;
-    } else if (format == Format::F16) {
-      row.push_back(half(p)), p += 2;
-    } else if (format == Format::BF16) {
-      const uint32_t u = uint32_t(p[0] | p[1] << 8) << 16;
-      float x;
-      std::memcpy(&x, &u, 4);
-      row.push_back(x), p += 2;
-    } else if (format == Format::Q8_0) {
-      for (int i = 0; i < 32; i++) row.push_back(half(p) * float(int8_t(p[2 + i])));
-      p += 34;
-    } else {
-      const bool offset = format == Format::Q4_1;
-      const uint8_t* q = p + (offset ? 4 : 2);
-      for (int i = 0; i < 32; i++) {
-        const int nibble = i < 16 ? q[i] & 15 : q[i - 16] >> 4;
-        row.push_back(offset ? half(p) * float(nibble) + half(p + 2) : half(p) * float(nibble - 8));
-      }
-      p = q + 16;
-    }
-  }
+  const uint8_t* p = raw.data() + size_t(v) * size_t(k / d.numbers) * size_t(d.bytes);
+  for (int i = 0; i < k; i++) row.push_back(d.number(p + size_t(i / d.numbers) * size_t(d.bytes), i % d.numbers));
   return row;
 }
 
@@ -96,14 +61,14 @@ inline std::vector<float> defined_row(Format format, const std::vector<uint8_t>&
 struct Integers {
   std::vector<uint8_t> q;
   std::vector<float> d, s;
-  std::vector<int32_t> neg8;
+  std::vector<int32_t> neg8, first;  // `first`: of the first 16
   int bytes, blocks;
 
   Integers(int rows, int k, int bytes) : bytes(bytes), blocks(k / kBlock) {
     const size_t n = size_t((rows + kPanel - 1) / kPanel) * kPanel * size_t(blocks);
-    q.resize(n * kBlock * size_t(bytes)), d.resize(n), s.resize(n), neg8.resize(n);
+    q.resize(n * kBlock * size_t(bytes)), d.resize(n), s.resize(n), neg8.resize(n), first.resize(n);
   }
-  Quantized view() { return {bytes, q.data(), d.data(), s.data(), neg8.data()}; }
+  Quantized view() { return {bytes, q.data(), d.data(), s.data(), neg8.data(), first.data()}; }
   size_t block(int row, int b) const { return Quantized::at(row, blocks, b); }
   // Input i of a row.
   int integer(int row, int i) const {
@@ -114,7 +79,7 @@ struct Integers {
     std::memcpy(&two, q.data() + (at / 4 * 4 + size_t(parity[i % 4])) * 2, 2);
     return two;
   }
-  bool operator==(const Integers& o) const { return q == o.q && same(d, o.d) && same(s, o.s) && neg8 == o.neg8; }
+  bool operator==(const Integers& o) const { return q == o.q && same(d, o.d) && same(s, o.s) && neg8 == o.neg8 && first == o.first; }
 };
 
 inline Integers quantized(const Kernels& kernels, const std::vector<float>& x, int rows, int k, int bytes) {

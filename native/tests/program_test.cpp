@@ -27,7 +27,7 @@ struct Model {
     Random random(51);
     Pool pool(1);
     const auto weight = [&](Format format, int n, int k) {
-      weights.push_back(std::make_shared<Weight>(pool, format, n, k, random_matrix(random, format, n, k).data()));
+      weights.push_back(std::make_shared<Weight>(pool, format, n, k, random_matrix(random, definition_of(format), n, k).data()));
     };
     weight(Format::Q8_0, kVocabulary, kWidth);
     weight(Format::Q4_1, kHeads * kDim, kWidth);
@@ -155,15 +155,19 @@ class Plainly {
     return y;
   }
   std::vector<float> attended(const std::vector<float>& q) const {
-    std::vector<float> y(q.size()), held(2 * kDim), scratch(kSpan + 16 * kDim);
+    const KVPages& kv = store_->layer(0, 0);
+    const size_t padded = size_t(kv.padded);
+    std::vector<float> y(q.size()), held(2 * padded), turned(size_t(kv.query_floats())), scratch(kv.attend_floats(1));
     for (int head = 0; head < kHeads; head++) {
-      Partial state{0, 0, held.data()}, part{0, 0, held.data() + kDim};
+      Partial state{0, 0, held.data()}, part{0, 0, held.data() + padded};
       Queries qs{1, {q.data() + head * kDim}, {position_}};
+      if (kv.integers()) k_.query(kv, qs.q[0], turned.data()), qs.q[0] = turned.data();
       for (int span = 0; span <= position_ / kSpan; span++) {
-        k_.attend(store_->layer(0, 0), table_.data(), qs, head * kKVHeads / kHeads, span, kScale, span ? &part : &state, scratch.data());
-        if (span) k_.merge(state, part, kDim);
+        k_.attend(kv, table_.data(), qs, head * kKVHeads / kHeads, span, kScale, span ? &part : &state, scratch.data());
+        if (span) k_.merge(state, part, kv.padded);
       }
       k_.finish(state, kDim, y.data() + head * kDim);
+      if (kv.integers()) k_.turn_back(y.data() + head * kDim, kDim);
     }
     return y;
   }
@@ -255,9 +259,9 @@ DrawRow sampled_at(int position) {
 TEST("program", bits_do_not_depend_on_the_steps) {
   Random random(52);
   int turn = 0;  // goes through threads, page sizes and fusions
-  for (const KVFormat format : {KVFormat::F32, KVFormat::F16}) {
+  for (const KVFormat format : {KVFormat::F32, KVFormat::F16, KVFormat::Int8, KVFormat::Int4}) {
     std::vector<Text> texts;
-    for (const size_t length : {1, 530, 260}) texts.emplace_back(random, length, format);
+    for (const size_t length : {1, 40, format == KVFormat::F16 ? 530 : 270}) texts.emplace_back(random, length, format);
     for (const auto& isa : usable_isas())
       for (const size_t chunk : {3, 50, 600}) {
         const int threads = 1 + turn % 4, slots = 1 << (turn % 7), pages = int(texts.size()) * ((kPositions + slots - 1) / slots);

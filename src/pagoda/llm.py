@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, closing
 from dataclasses import dataclass, fields
 from itertools import count
@@ -103,9 +104,12 @@ def open_engine(config: EngineConfig, observer: Observer = _NOBODY, progress: Pr
     """
     name = config.model.model
     with open_model(name, progress=progress) as model_file:
-        tokenizer = Tokenizer.from_metadata(model_file.metadata)
         sizing = size(model_file, config, free_memory())
-        runner = load_runner(model_file, config, sizing)
+        # Both at once: packing needs the cores but not the GIL, the tokenizer the GIL.
+        with ThreadPoolExecutor(1) as beside:
+            tokenizing = beside.submit(Tokenizer.from_metadata, model_file.metadata)
+            runner = load_runner(model_file, config, sizing)
+            tokenizer = tokenizing.result()
     engine = Engine(runner, tokenizer, config.scheduler, observer)
     engine.start()
     return Opened(engine, tokenizer, name if name in BUILTINS else Path(name).stem, runner, sizing)

@@ -15,7 +15,7 @@ import pytest
 
 from pagoda.backends import BACKENDS
 from pagoda.backends.ops import Ops
-from pagoda.config import ACTIVATIONS
+from pagoda.config import ACTIVATIONS, KV_FORMATS
 from pagoda.errors import MemoryLimit
 
 from .cases import Case, open_store, plain_step, run
@@ -100,7 +100,7 @@ def test_one_program_takes_steps_of_any_size(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", BACKENDS)
-@pytest.mark.parametrize("kv_format", ["f32", "f16"])
+@pytest.mark.parametrize("kv_format", KV_FORMATS)
 def test_copied_page_reads_as_its_source(name: str, kv_format: str) -> None:
     """A fork: copy the first 5 slots of a page, go on in the copy; the source is untouched, every layer is copied."""
     case = attention(64, 2, 3, [[(0, 5)], [(5, 8)], [(5, 8)]], 8, kv_format)

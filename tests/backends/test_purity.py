@@ -14,7 +14,7 @@ import pytest
 
 from pagoda.backends import BACKENDS
 from pagoda.backends.ops import Ints, Step
-from pagoda.config import ACTIVATIONS
+from pagoda.config import ACTIVATIONS, KV_FORMATS
 
 from .cases import Case, by_sequence, in_chunks, make_step, open_store, row_by_row, run, run_parts
 from .compare import Results, assert_close, assert_same
@@ -22,7 +22,7 @@ from .opening import cpu_variants, opened
 from .tiny import tiny_mixed, tiny_prompts
 from .verbs import CASES, attention
 
-MODELS = [tiny_prompts(), tiny_mixed(), tiny_prompts(4, "f32", 3)]
+MODELS = [tiny_prompts(), tiny_mixed(), tiny_prompts(4, "f32", 3), tiny_mixed(16, "int8"), tiny_mixed(4, "int4")]
 ALL = [
     *(("int16", case) for verb, cases in CASES.items() if verb != "linear" for case in cases),
     *((activations, case) for case in [*CASES["linear"], *MODELS] for activations in ACTIVATIONS),
@@ -73,7 +73,7 @@ def test_sequences_alone_and_in_chunks(name: str, activations: str, case: Case) 
 
 
 @pytest.mark.parametrize("name", BACKENDS)
-@pytest.mark.parametrize("kv_format", ["f32", "f16"])
+@pytest.mark.parametrize("kv_format", KV_FORMATS)
 def test_page_size_changes_nothing(name: str, kv_format: str) -> None:
     spans = [[(0, 15), (0, 258), (0, 33)], [(15, 18), (258, 259), (33, 64)]]
     makers: list[Callable[[int], Case]] = [
@@ -99,7 +99,7 @@ def test_the_last_row_at_every_cut(name: str, length: int) -> None:
 
 
 @pytest.mark.parametrize("name", BACKENDS)
-@pytest.mark.parametrize("kv_format", ["f32", "f16"])
+@pytest.mark.parametrize("kv_format", KV_FORMATS)
 def test_what_pages_held_before_changes_nothing(name: str, kv_format: str) -> None:
     """Pages full of NaN from another sequence: slots past a row's position are never loaded into its sums."""
     for spans in ([[(0, 1)], [(1, 2)]], [[(0, 13), (0, 35)], [(13, 14), (35, 36)]], [[(0, 255)], [(255, 257)]]):

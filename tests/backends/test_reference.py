@@ -306,8 +306,8 @@ def test_refuses_wrong_options() -> None:
         open_backend("reference", activations="int4")
     with pytest.raises(InvalidConfig, match="threads must be positive, got 0"):
         open_backend("reference", threads=0)
-    with pytest.raises(InvalidConfig, match="int8"):
-        backend.kv_store([], [], 16, "int8")
+    with pytest.raises(InvalidConfig, match="int3"):
+        backend.kv_store([], [], 16, "int3")
     with pytest.raises(MemoryLimit, match="ask for fewer"):
         backend.kv_store([KVGroup(1, 1, 64)], [2**45], 16, "f32")
     store = backend.kv_store([KVGroup(1, 1, 64)], [2], 16, "f32")

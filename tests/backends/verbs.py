@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from pagoda.backends.ops import Floats, KVGroup, KVLayer, RopeTable
+from pagoda.config import KV_FORMATS
 
 from .cases import Case, make_step, make_table, plain_step
 from .formats import FORMATS, QUANTISED, random_tensor
@@ -228,11 +229,12 @@ SPANS: tuple[list[list[tuple[int, int]]], ...] = (
 def attend_cases() -> Iterator[Case]:
     shapes = ((32, 1, 1), (64, 3, 3), (80, 2, 4), (128, 1, 8), (32, 4, 2), (64, 2, 5), (80, 1, 7), (128, 3, 1))
     sizes = (1, 4, 16, 32)
-    for i, (shape, kv_format) in enumerate((s, f) for s in shapes for f in ("f32", "f16")):
+    for i, (shape, kv_format) in enumerate((s, f) for s in shapes for f in KV_FORMATS):
         for j, spans in enumerate(SPANS):
             yield attention(*shape, spans, sizes[(i + i // 4 + j) % 4], kv_format, seed=i)
     yield attention(64, 3, 3, [[(0, 70)]], sharp=20)
-    yield attention(64, 3, 3, [[(0, 530), (0, 2)], [(530, 531), (2, 3)]], 16, "f16")
+    for kv_format in KV_FORMATS[1:]:
+        yield attention(64, 3, 3, [[(0, 530), (0, 2)], [(530, 531), (2, 3)]], 16, kv_format)
 
 
 def act_cases() -> Iterator[Case]:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from pagoda.catalog import ModelFile
+from pagoda.errors import ModelFileError
 from tiny import SMALLEST_VOCABULARY, TinyShape, byte_letters, tiny_file, tiny_model
 
 SHAPES = [
@@ -106,3 +107,20 @@ def test_the_vocabulary_is_distinct_and_has_every_byte() -> None:
         assert set(byte_letters()) <= set(tokens)
     with pytest.raises(AssertionError, match="needs 259"):
         tiny_file(TinyShape(vocabulary=258))
+
+
+def test_batches_are_the_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the file's order, whatever fits a batch; every one as `tensor` reads it."""
+    with ModelFile(tiny_model(tmp_path)) as file:
+        for most in (1, 5000, 2**30):
+            monkeypatch.setattr("pagoda.catalog.model_file.BATCH", most)
+            batches = list(file.batches(reversed(file.tensors)))
+            assert (len(batches) == 1) == (most == 2**30)
+            read = [tensor for batch in batches for tensor in batch]
+            assert [tensor.name for tensor in read] == list(file.tensors)
+            for tensor in read:
+                one = file.tensor(tensor.name)
+                assert (tensor.shape, tensor.format) == (one.shape, one.format)
+                assert tensor.raw.tobytes() == one.raw.tobytes()
+        with pytest.raises(ModelFileError, match="no tensor 'nope'"):
+            list(file.batches(["nope"]))

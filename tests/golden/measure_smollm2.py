@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from golden_logits import Comparison, Golden
+from golden_logits import Comparison, Golden, log_softmax
 
 from pagoda import catalog
 from pagoda.backends.cpu import CpuBackend, rope_table
@@ -30,6 +30,8 @@ POSITIONS = 512
 PAGE_SIZE = 16
 ARITHMETICS = (("f32", "f32"), ("int16", "f16"), ("int8", "f16"))
 """Activations and KV format: the one for checking, the default, and the fastest."""
+KV_INTEGERS = ("int8", "int4")
+"""KV formats that are measured against f16, with int16 activations: what the cache costs, apart from all else."""
 
 
 class Net:
@@ -40,7 +42,7 @@ class Net:
         with ModelFile(path) as source:
             config = read_config(source)
             self._model = build(
-                source, config, self._backend.weight, lambda f, n: rope_table(f, n, adjacent=True), POSITIONS
+                source, config, self._backend.weights, lambda f, n: rope_table(f, n, adjacent=True), POSITIONS
             )
         self._program = self._backend.program(lambda ops: whole_model(self._model, ops))
         self._kv_format = kv_format
@@ -102,6 +104,34 @@ def measure(golden: Golden, net: Net) -> Figures:
     return figures([golden.compare(rows, net.logits(ids, [len(ids)])) for _, rows, ids in golden.sequences()])
 
 
+@dataclass(frozen=True)
+class KVFigures:
+    """What a KV format costs: this run against one of the same arithmetic with f16."""
+
+    kl: float
+    """Mean KL(f16 || ours), exact, over the whole vocabulary."""
+    worst: float
+    """The largest of any position."""
+    agreement: float
+    """Share of positions with the same greedy token."""
+
+
+def measure_kv(golden: Golden, net: Net, f16: Net) -> KVFigures:
+    """Each sequence in one step."""
+    kl, same = [], []
+    for _, _, ids in golden.sequences():
+        ours, theirs = (log_softmax(n.logits(ids, [len(ids)])) for n in (net, f16))
+        kl.append((np.exp(theirs) * (theirs - ours)).sum(1))
+        same.append(theirs.argmax(1) == ours.argmax(1))
+    found = np.concatenate(kl)
+    return KVFigures(float(found.mean()), float(found.max()), float(np.concatenate(same).mean()))
+
+
+def kv_line(kv_format: str, f: KVFigures) -> str:
+    """One KV format's figures, for people."""
+    return f"{kv_format} KV against f16: mean KL {f.kl:.2e}, worst {f.worst:.2e}, top-1 {f.agreement:.2%}"
+
+
 def line(activations: str, kv_format: str, f: Figures) -> str:
     """One arithmetic's figures, for people."""
     return (
@@ -115,11 +145,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path, nargs="?", help="SmolLM2-135M-Instruct, Q4_1; default: the built-in")
     path = parser.parse_args().model or catalog.resolve("smollm2")
-    golden, report = Golden(GOLDEN), {}
+    golden = Golden(GOLDEN)
+    report: dict[str, dict[str, float]] = {}
     for activations, kv_format in ARITHMETICS:
         f = measure(golden, Net(path, activations, kv_format))
         print(line(activations, kv_format, f))
         report[f"{activations}/{kv_format}"] = {"difference": f.difference, "kl": f.kl, "agreement": f.agreement}
+    f16 = Net(path, "int16", "f16")
+    for kv_format in KV_INTEGERS:
+        k = measure_kv(golden, Net(path, "int16", kv_format), f16)
+        print(kv_line(kv_format, k))
+        report[f"int16/{kv_format}, against f16"] = {"kl": k.kl, "worst": k.worst, "agreement": k.agreement}
     print(json.dumps(report))
 
 

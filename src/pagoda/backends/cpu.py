@@ -186,18 +186,24 @@ class CpuBackend:
 
     def weight(self, tensor: StoredTensor) -> NativeWeight:
         """Pack a stored tensor."""
-        form = tensor.format.name
-        if len(tensor.shape) == 1:
-            return NativeWeight(
-                tensor.name, tensor.shape, False, vector=np.ascontiguousarray(tensor.floats(), np.float32)
-            )
-        check_format(tensor.name, form)
-        n, k = tensor.shape
+        return self.weights([tensor])[0]
+
+    def weights(self, tensors: Sequence[StoredTensor]) -> list[NativeWeight]:
+        """Pack several, without the GIL; none of their bytes are needed afterwards."""
+        matrices = [t for t in tensors if len(t.shape) > 1]
+        for t in matrices:
+            check_format(t.name, t.format.name)
         try:
-            packed = _native.pack(self._pool, form, n, k, tensor.raw)
+            packed = iter(_native.pack(self._pool, [(t.format.name, t.shape[0], t.shape[1], t.raw) for t in matrices]))
         except MemoryError as error:
-            raise MemoryLimit(f"no memory to pack tensor {tensor.name!r} of {tensor.raw.nbytes} bytes") from error
-        return NativeWeight(tensor.name, tensor.shape, form not in DENSE, packed=packed)
+            size = sum(t.raw.nbytes for t in matrices)
+            raise MemoryLimit(f"no memory to pack {len(matrices)} tensors of {size} bytes") from error
+        return [
+            NativeWeight(t.name, t.shape, t.format.name not in DENSE, packed=next(packed))
+            if len(t.shape) > 1
+            else NativeWeight(t.name, t.shape, False, vector=np.array(t.floats(), np.float32))
+            for t in tensors
+        ]
 
     def kv_store(self, groups: Sequence[KVGroup], pages: Sequence[int], page_size: int, kv_format: str) -> KVStore:
         """Commit memory for `pages[g]` pages of each group.
@@ -209,7 +215,7 @@ class CpuBackend:
             raise InvalidConfig(f"kv_format must be one of {KV_FORMATS}, got {kv_format!r}")
         shapes = [(g.layers, g.heads, g.head_dim, n) for g, n in zip(groups, pages, strict=True)]
         try:
-            store: KVStore = _native.KVStore(shapes, page_size, kv_format)
+            store: KVStore = _native.KVStore(shapes, page_size, kv_format, self._pool)
         except MemoryError as error:
             raise MemoryLimit(f"no memory for {tuple(pages)} KV pages; ask for fewer") from error
         return store

@@ -6,19 +6,29 @@ what the metadata or the tensors mean.
 
 from __future__ import annotations
 
+import mmap
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Self
 
 import numpy as np
 
-from pagoda.backends.ops import StoredTensor
+from pagoda.backends.ops import Bytes, StoredTensor
 from pagoda.catalog.digest import digest
 from pagoda.catalog.gguf import TensorInfo, read_header
 from pagoda.errors import MemoryLimit, ModelFileError, UnsupportedModel
+
+BATCH = 32 * 2**20
+"""Bytes read at once: enough that each reading's overhead is nothing, little beside a model."""
+GAP = 4096
+"""Bytes between two tensors that are rather read than skipped."""
+
+
+def _end(info: TensorInfo) -> int:
+    return info.offset + info.size
 
 
 class ModelFile:
@@ -82,27 +92,57 @@ class ModelFile:
             ModelFileError: there is no such tensor, or the file has shrunk since it was opened.
             MemoryLimit: it does not fit into memory.
         """
+        info = self._info(name)
+        return StoredTensor(name, info.shape, info.format, self._read([info]))
+
+    def batches(self, names: Iterable[str]) -> Iterator[list[StoredTensor]]:
+        """Read tensors in the file's order, neighbours in one go, `BATCH` bytes or one tensor at a time.
+
+        Their bytes are parts of one array: what keeps one keeps them all.
+
+        Raises:
+            ModelFileError, MemoryLimit: as `tensor`.
+        """
+        run: list[TensorInfo] = []
+        for info in sorted(map(self._info, names), key=lambda info: info.offset):
+            if run and (info.offset > run[-1].offset + run[-1].size + GAP or _end(info) - run[0].offset > BATCH):
+                yield self._tensors(run)
+                run = []
+            run.append(info)
+        if run:
+            yield self._tensors(run)
+
+    def _info(self, name: str) -> TensorInfo:
         if name not in self.tensors:
             raise ModelFileError(f"{self.path}: has no tensor {name!r} among its {len(self.tensors)}")
-        info = self.tensors[name]
+        return self.tensors[name]
+
+    def _tensors(self, run: list[TensorInfo]) -> list[StoredTensor]:
+        raw, start = self._read(run), run[0].offset
+        return [StoredTensor(t.name, t.shape, t.format, raw[t.offset - start : _end(t) - start]) for t in run]
+
+    def _read(self, run: list[TensorInfo]) -> Bytes:
+        """All bytes from the first tensor's beginning to the last one's end."""
+        start, size = run[0].offset, _end(run[-1]) - run[0].offset
         try:
-            raw = np.empty(info.size, np.uint8)
-        except MemoryError as error:
-            raise MemoryLimit(f"{self.path}: no memory for the {info.size} bytes of tensor {name!r}") from error
-        view, done = raw.data, 0
-        while done < info.size:
+            # Not from the heap, where what is packed meanwhile would lie above it and keep it from going back.
+            memory = mmap.mmap(-1, size)
+        except OSError as error:
+            raise MemoryLimit(f"{self.path}: no memory for the {size} bytes of tensor {run[0].name!r}") from error
+        view, done = memoryview(memory), 0
+        while done < size:
+            within = next(t for t in run if start + done < _end(t))
             try:
-                got = os.preadv(self._descriptor, [view[done:]], info.offset + done)
+                got = os.preadv(self._descriptor, [view[done:]], start + done)
             except OSError as error:
-                raise ModelFileError(f"{self.path}: tensor {name!r} cannot be read: {error.strerror}") from error
+                raise ModelFileError(f"{self.path}: tensor {within.name!r} cannot be read: {error.strerror}") from error
             if got == 0:
                 raise ModelFileError(
-                    f"{self.path}: ended at byte {info.offset + done} within tensor {name!r}, which ends at byte "
-                    f"{info.offset + info.size}: the file was cut short after it was opened"
+                    f"{self.path}: ended at byte {start + done} within tensor {within.name!r}, which ends at byte "
+                    f"{_end(within)}: the file was cut short after it was opened"
                 )
             done += got
-        raw.flags.writeable = False
-        return StoredTensor(name, info.shape, info.format, raw)
+        return np.frombuffer(view.toreadonly(), np.uint8)
 
     def digest(self) -> str:
         """SHA-256 of the whole file, in hexadecimal; remembered in the user's cache directory.

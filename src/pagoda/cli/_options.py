@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pagoda.cli import settled
 from pagoda.cli._progress import DownloadBar
 from pagoda.config import MachineConfig, ModelConfig, SchedulerConfig
 
@@ -93,5 +94,6 @@ def open_llm(model: str, **options: Any) -> Generator[LLM, None, None]:
 
     with DownloadBar(model) as progress:
         llm = LLM(model, progress=progress, **options)
+    settled()
     with llm:
         yield llm

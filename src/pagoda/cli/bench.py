@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from pagoda.cli import settled
+
 bench = typer.Typer(no_args_is_help=True, add_completion=False)
 
 
@@ -33,6 +35,7 @@ def offline(
     from pagoda.bench.offline import as_json as line
     from pagoda.bench.offline import measure
 
+    settled()
     result = measure(model, rounds=rounds, threads=threads)
     if not as_json:
         for tokens, speed in result["prefill_tok_s"].items():

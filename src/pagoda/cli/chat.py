@@ -53,7 +53,7 @@ def chat(
     )
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 (gives input() a history and line editing)
-    with open_llm(model, threads=threads) as llm:
+    with open_llm(model, threads=threads, max_num_seqs=1) as llm:
         if not llm.tokenizer.has_chat_template:
             raise InvalidRequest(f"{model} has no chat template: try pagoda generate --raw")
         Conversation(llm, params, system).run()

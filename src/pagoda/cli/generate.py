@@ -50,7 +50,7 @@ def generate(
         max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed
     )
     text = sys.stdin.read() if prompt == "-" else prompt
-    with open_llm(model, threads=threads) as llm:
+    with open_llm(model, threads=threads, max_num_seqs=1) as llm:
         templated = llm.tokenizer.has_chat_template and not raw
         asked: Any = [{"role": "user", "content": text}] if templated else text
         with llm.stream(asked, params) as events:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from pagoda.cli import settled
 from pagoda.cli._options import (
     MACHINE,
     MODEL,
@@ -85,6 +86,7 @@ def serve(
         name = served_model_name or opened.name
         observer.serving(name, opened.engine.capacity)
         app = build_app(opened.engine, opened.tokenizer, name, config, observer)
+        settled()
         code = run(app, opened.engine, sock)
         opened.close()
     raise typer.Exit(code)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -52,8 +52,8 @@ class Source(Protocol):
         """Shapes and formats by name."""
         ...
 
-    def tensor(self, name: str) -> StoredTensor:
-        """Read one."""
+    def batches(self, names: Iterable[str]) -> Iterator[list[StoredTensor]]:
+        """Read several, in any order, a few at a time."""
         ...
 
 
@@ -90,20 +90,24 @@ def outline(source: Source, config: LlamaConfig, weight: Callable[[str], Weight]
 def build(
     source: Source,
     config: LlamaConfig,
-    pack: Callable[[StoredTensor], Weight],
+    pack: Callable[[Sequence[StoredTensor]], Sequence[Weight]],
     rope: Callable[[list[float], int], RopeTable],
     positions: int,
 ) -> Model:
-    """Read and pack every tensor, one at a time, and put the model together.
+    """Read and pack every tensor, a few at a time, and put the model together.
 
     Args:
         source: where tensors come from.
         config: from `read_config`.
-        pack: the backend's `weight`.
+        pack: the backend's `weights`.
         rope: frequencies and positions -> the backend's table, of adjacent pairs.
         positions: how many positions will ever be used.
     """
-    weights = {name: pack(source.tensor(name)) for name in config.tensors()}
+    weights = {
+        tensor.name: weight
+        for batch in source.batches(config.tensors())
+        for tensor, weight in zip(batch, pack(batch), strict=True)
+    }
     table = rope(frequencies(config.rope_base, config.rope_dims), positions)
     _, model = FAMILIES[source.architecture]
     return model(config, weights.__getitem__, table)

@@ -40,7 +40,7 @@ def load_runner(source: Digested, config: EngineConfig, sizing: Sizing) -> Runne
     model = build(
         source,
         read_config(source),
-        backend.weight,
+        backend.weights,
         lambda f, n: rope_table(f, n, adjacent=True),
         sizing.longest,  # a file may promise any length: angles are made for what pages can hold
     )
