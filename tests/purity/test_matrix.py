@@ -98,7 +98,7 @@ def test_the_matrix_met_what_it_is_for(seen: Seen) -> None:
     """Runs after the cases: preemption, copied pages, hits, tokens in flight and every number of rows did occur."""
     if seen.cases < len(CASES):
         pytest.skip(f"only {seen.cases} of {len(CASES)} cases ran before, in this process")
-    assert seen.preemptions >= 3  # prompts of one length are the same, and share their pages
+    assert seen.preemptions >= 10
     assert seen.cached > 1000
     assert seen.copies > 20
     assert seen.ahead > 100

@@ -58,14 +58,15 @@ WORLDS = {
     "grouped int16 f16": World("int16", "f16", GROUPED),
     "grouped int8 f16": World("int8", "f16", GROUPED),
     "grouped f32 f32": World("f32", "f32", GROUPED),
-    "grouped int16 kv-int8": World("int16", "int8", GROUPED),
+    "grouped int16 int8": World("int16", "int8", GROUPED),
     "narrow int16 f32": World("int16", "f32", NARROW),
-    "wide int8 f16": World("int8", "f16", WIDE),
-    "wide int16 kv-int4": World("int16", "int4", WIDE),
+    "narrow int16 int4": World("int16", "int4", NARROW),
+    "wide int8 int4": World("int8", "int4", WIDE),
     "dense int16 f16": World("int16", "f16", DENSE),
     "large int16 f16": World("int16", "f16", LARGE, UNWRITTEN),
-    "large int8 kv-int8": World("int8", "int8", LARGE, UNWRITTEN[::-1]),
+    "large int8 int8": World("int8", "int8", LARGE, UNWRITTEN[::-1]),
 }
+"""Named by model, activations and KV format."""
 
 
 def model_file(directory: Path, name: str) -> Path:
