@@ -48,7 +48,7 @@ class Net:
             self.tokenizer = Tokenizer.from_metadata(source.metadata)
             config = read_config(source)
             self.model = build(
-                source, config, self.backend.weight, lambda f, n: rope_table(f, n, adjacent=True), positions
+                source, config, self.backend.weights, lambda f, n: rope_table(f, n, adjacent=True), positions
             )
         self.program = self.backend.program(lambda ops: whole_model(self.model, ops))
 

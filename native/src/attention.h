@@ -12,7 +12,7 @@ namespace pagoda::PAGODA_NS {
 
 // Queries are taken six at a time where there are many: a key or value that is loaded and converted serves all six. With few
 // registers that leaves room for one vector of keys or values beside them.
-constexpr int kMany = 6;
+constexpr int kTogether = 6;
 #if PAGODA_AVX512
 constexpr int vectors_with(int) { return 4; }
 #else
@@ -25,7 +25,7 @@ inline void by_queries(int count, F f) {
   for (int n = 0; n < count;) {
     const int left = count - n;
     if (left == 6 || left > 8) {
-      f(std::integral_constant<int, kMany>(), n), n += kMany;
+      f(std::integral_constant<int, kTogether>(), n), n += kTogether;
     } else if (left == 4 || left > 6) {
       f(std::integral_constant<int, 4>(), n), n += 4;
     } else if (left == 3 || left == 5) {

@@ -34,8 +34,9 @@ auto copied(const A& a) {
 
 Format format_named(const std::string& name) {
   static const std::map<std::string, Format> formats = {
-      {"f32", Format::F32},   {"f16", Format::F16},   {"bf16", Format::BF16},     {"q4_0", Format::Q4_0},     {"q4_1", Format::Q4_1},   {"q5_0", Format::Q5_0},
-      {"q5_1", Format::Q5_1}, {"q8_0", Format::Q8_0}, {"q2_k", Format::Q2_K},     {"q3_k", Format::Q3_K},     {"q4_k", Format::Q4_K},   {"q5_k", Format::Q5_K},
+      {"f32", Format::F32}, {"f16", Format::F16}, {"bf16", Format::BF16}, {"q4_0", Format::Q4_0},
+      {"q4_1", Format::Q4_1}, {"q5_0", Format::Q5_0}, {"q5_1", Format::Q5_1}, {"q8_0", Format::Q8_0},
+      {"q2_k", Format::Q2_K}, {"q3_k", Format::Q3_K}, {"q4_k", Format::Q4_K}, {"q5_k", Format::Q5_K},
       {"q6_k", Format::Q6_K}, {"iq4_nl", Format::IQ4_NL}, {"iq4_xs", Format::IQ4_XS}, {"mxfp4", Format::MXFP4}};
   const auto found = formats.find(name);
   if (found == formats.end()) throw std::invalid_argument("no native kernels for weights in " + name);

@@ -2,6 +2,9 @@
 // handled together: one zmm (16), one ymm (8), or a plain number (1). Knows nothing of formats.
 #pragma once
 
+#include <type_traits>
+#include <utility>
+
 #include "kernels.h"
 #include "simd.h"
 
@@ -162,7 +165,8 @@ inline Ints byte_at(Bytes a) {
 // f(integral_constant i) for i in [From, To).
 template <int From, int To, class Fn>
 inline void unrolled(Fn&& f) {
-  [&]<int... I>(std::integer_sequence<int, I...>) { (f(std::integral_constant<int, From + I>{}), ...); }(std::make_integer_sequence<int, To - From>{});
+  const auto each_of = [&]<int... I>(std::integer_sequence<int, I...>) { (f(std::integral_constant<int, From + I>{}), ...); };
+  each_of(std::make_integer_sequence<int, To - From>{});
 }
 
 }  // namespace pagoda::PAGODA_NS

@@ -6,8 +6,6 @@
 #pragma once
 
 #include <cstdlib>
-#include <type_traits>
-#include <utility>
 
 #include "columns.h"
 

@@ -142,9 +142,9 @@ def test_every_tensor_is_packed_once_and_the_table_is_of_adjacent_pairs(tmp_path
     path.write_bytes(tiny_file(replace(SHAPE, tied=tied)).bytes())
     backend, packed, asked = ReferenceBackend(), [], []
 
-    def pack(tensor: Any) -> Any:
-        packed.append(tensor.name)
-        return backend.weight(tensor)
+    def pack(tensors: Any) -> Any:
+        packed.extend(tensor.name for tensor in tensors)
+        return backend.weights(tensors)
 
     def rope(turns: list[float], positions: int) -> Any:
         asked.append((len(turns), positions))

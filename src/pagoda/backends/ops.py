@@ -283,6 +283,10 @@ class Backend(Protocol):
     name: str
     activations: str
 
+    def weights(self, tensors: Sequence[StoredTensor]) -> list[Weight]:
+        """Pack several stored tensors, in their order; none of their bytes are needed afterwards."""
+        ...
+
     def weight(self, tensor: StoredTensor) -> Weight:
         """Pack a stored tensor; the tensor's bytes are not needed afterwards."""
         ...

@@ -336,6 +336,10 @@ class ReferenceBackend:
             raise InvalidConfig(f"threads must be positive, got {threads}")
         self.activations = activations
 
+    def weights(self, tensors: Sequence[StoredTensor]) -> list[ReferenceWeight]:
+        """Dequantize several."""
+        return [self.weight(tensor) for tensor in tensors]
+
     def weight(self, tensor: StoredTensor) -> ReferenceWeight:
         """Dequantize a stored tensor."""
         values = np.array(tensor.floats(), np.float32)  # a copy: the stored bytes may go away

@@ -99,7 +99,7 @@ def build(
     Args:
         source: where tensors come from.
         config: from `read_config`.
-        pack: the backend's `weights`.
+        pack: the backend's `weights`: of each batch, in its order.
         rope: frequencies and positions -> the backend's table, of adjacent pairs.
         positions: how many positions will ever be used.
     """
