@@ -321,7 +321,7 @@ inline void many_rows(const TileView<F>& w, int nb, const Quantized& x, int row0
         unpacked_rows<F, A, kRowsInt>(blocks, c, b, count, nb, x, row0 + r, out + r * ldo + c, ldo, cols - c);
   }
 }
-constexpr int kManyRows = 2 * kRowsInt;  // rows from which unpacking ahead pays
+constexpr int kUnpackRows = 2 * kRowsInt;  // rows from which unpacking ahead pays
 
 // Rows begin at a multiple of kPanel, so that no group of rows crosses a panel.
 template <class F, class A>
@@ -330,7 +330,7 @@ inline void int_tile(const Packed& w, int t, const Quantized& x, int row0, int r
   const int nb = w.blocks(), cols = w.n - t * kTile < kTile ? w.n - t * kTile : kTile;
   float* o = out + size_t(row0) * ldo + size_t(t) * kTile;
   int r = 0;
-  if (rows >= kManyRows) {
+  if (rows >= kUnpackRows) {
     r = rows / kRowsInt * kRowsInt;
     many_rows<F, A>(view, nb, x, row0, r, o, ldo, cols);
   }
