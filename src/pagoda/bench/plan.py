@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ class Plan:
 
     sizing: Sizing
     process: int
-    """Python, its modules and the tokenizer: what this process has while it plans."""
+    """Python, a server's modules and the tokenizer: what this process has while it plans."""
     bandwidth: float | None
     """Bytes a second read by all threads from a buffer as large as the weights; None if it was not measured."""
 
@@ -169,6 +170,8 @@ def plan_model(
     with open_model(config.model.model, progress=progress) as file:
         tokenizer = Tokenizer.from_metadata(file.metadata)
         sizing = size(file, config, free_memory() if memory is None else memory)
+        import_module("pagoda.server.app")  # a server's modules are part of its process
+        import_module("pagoda.server.run")
         process = resident_bytes()
         del tokenizer
     threads = config.machine.threads
