@@ -47,9 +47,11 @@ class Ask:
         return -(-(len(self.prompt) + self.tokens) // page_size)
 
 
-def prompt(length: int, vocabulary: int, seed: int = 0) -> tuple[int, ...]:
-    """Any tokens."""
-    return tuple(np.random.default_rng((length, seed)).integers(0, vocabulary, length).tolist())
+def prompt(length: int, vocabulary: int) -> tuple[int, ...]:
+    """Any tokens, of which the first two thirds are the same for every length: prefixes that may be shared."""
+    common, own = (np.random.default_rng(seed).integers(0, vocabulary, length).tolist() for seed in (0, (1, length)))
+    shared = length * 2 // 3
+    return (*common[:shared], *own[shared:])
 
 
 @contextmanager
@@ -117,6 +119,8 @@ class Seen(NoObserver):
     rows: Counter[int] = field(default_factory=Counter)
     """Steps by their number of rows, of those in which each sequence has one."""
     copies: int = 0
+    cached: int = 0
+    """Prompt tokens whose KV was there."""
     ahead: int = 0
     """Chunks whose token was still in flight."""
 
@@ -131,26 +135,38 @@ class Seen(NoObserver):
 
 
 def through_engine(
-    runner: Runner, asks: Sequence[Ask], config: SchedulerConfig, arrival: str, seen: Seen
-) -> dict[tuple[int, int], Line]:
-    """The outputs by (request, choice). `arrival`: all at once, or each when the one before has its first token."""
-    events: queue.SimpleQueue[TokenEvent] = queue.SimpleQueue()
+    runner: Runner, asks: Sequence[Ask], config: SchedulerConfig, seen: Seen, arrival: str = "together", rounds: int = 1
+) -> list[dict[tuple[int, int], Line]]:
+    """The outputs by (request, choice), of each round of the same requests through one engine."""
     engine = Engine(runner, NoText(), config, seen)
-    requests = [ask.request(str(i)) for i, ask in enumerate(asks)]
-    coming = iter(requests)
+    lines = [_round(engine, asks, seen, arrival, first=i == 0) for i in range(rounds)]
+    engine.close()
+    engine._roster.check()
+    assert engine._roster.state().pages_used == 0
+    return lines
+
+
+def _round(
+    engine: Engine, asks: Sequence[Ask], seen: Seen, arrival: str, *, first: bool
+) -> dict[tuple[int, int], Line]:
+    """`arrival`: all at once, or each when the one before has its first token."""
+    events: queue.SimpleQueue[TokenEvent] = queue.SimpleQueue()
+    coming = iter([ask.request(str(i)) for i, ask in enumerate(asks)])
     for request in coming:
         engine.submit(request, events.put)
         if arrival == "one by one":
             break
-    engine.start()
+    if first:
+        engine.start()
     tokens: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
     logprobs: defaultdict[tuple[int, int], list[TokenLogprob]] = defaultdict(list)
-    left, met = sum(request.params.n for request in requests), set[str]()
+    left, met = sum(ask.params.n for ask in asks), set[str]()
     while left:
         event = events.get(timeout=60)
         key = (int(event.request_id), event.index)
         tokens[key].extend(event.token_ids)
         logprobs[key].extend(event.logprobs)
+        seen.cached += event.cached_tokens
         if event.finish is not None:
             assert event.finish is FinishReason.LENGTH, event
             left -= 1
@@ -159,15 +175,14 @@ def through_engine(
             for request in coming:
                 engine.submit(request, events.put)
                 break
-    engine.close()
-    engine._roster.check()
-    assert engine._roster.state().pages_used == 0
     return {key: (tuple(tokens[key]), tuple(logprobs[key])) for key in tokens}
 
 
 def scheduler(case: Mapping[str, Any]) -> SchedulerConfig:
     """A case's values as settings."""
-    return SchedulerConfig(chunk=case["chunk"], steps_in_flight=case["steps_in_flight"])
+    return SchedulerConfig(
+        chunk=case["chunk"], steps_in_flight=case["steps_in_flight"], prefix_cache=case["prefixes"] != "off"
+    )
 
 
 def page_count(case: Mapping[str, Any], asks: Sequence[Ask]) -> int:
