@@ -28,7 +28,7 @@ def test_native_kernels_read_every_format() -> None:
 def test_memory_is_the_file(native: Any, name: str) -> None:
     """Scales, planes of bits and all: a tile is its rows' bytes in another order, rounded up to a cache line."""
     tensor = random_tensor(np.random.default_rng(0), name, (48, 1280))
-    packed = native.pack(native.Pool(1), name, 48, 1280, tensor.raw)
+    (packed,) = native.pack(native.Pool(1), [(name, 48, 1280, tensor.raw)])
     assert 0 <= packed.bytes - tensor.raw.nbytes < 3 * ALIGNMENT
 
 
@@ -36,6 +36,6 @@ def test_memory_is_the_file(native: Any, name: str) -> None:
 def test_rows_of_broken_blocks_are_refused(native: Any, name: str) -> None:
     tensor = random_tensor(np.random.default_rng(0), name, (4, 256))
     with pytest.raises(ValueError, match="another size"):
-        native.pack(native.Pool(1), name, 4, 240, tensor.raw)
+        native.pack(native.Pool(1), [(name, 4, 240, tensor.raw)])
     with pytest.raises(ValueError, match="another size"):
-        native.pack(native.Pool(1), name, 3, 256, tensor.raw)
+        native.pack(native.Pool(1), [(name, 3, 256, tensor.raw)])
