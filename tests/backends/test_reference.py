@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from pagoda.backends.ops import Floats, KVGroup, KVLayer, Ops, RopeTable, Step
 from pagoda.backends.reference import check_step, quantise_rows
 from pagoda.backends.reference_store import ReferenceKVStore
 from pagoda.errors import InvalidConfig, MemoryLimit
+from pagoda.quant import by_name
 
 from .cases import Case, make_step, plain_step, run
 from .formats import FORMATS, random_tensor
@@ -66,16 +66,17 @@ def test_quantised_activations_of_vanishing_blocks() -> None:
 @pytest.mark.parametrize("activations", ["int16", "int8", "f32"])
 def test_linear(fmt: str, activations: str) -> None:
     rng = np.random.default_rng(5)
-    tensor = random_tensor(rng, fmt, (7, 64))
-    x = uneven(rng, 3, 64)
+    width = 256  # a whole block of every format
+    tensor = random_tensor(rng, fmt, (7, width))
+    x = uneven(rng, 3, width)
     read = [list(map(float, row)) for row in x]
     if activations in TOPS and fmt not in ("f32", "f16", "bf16"):
         top = TOPS[activations]
-        read = [integer_block(list(row[:32]), top) + integer_block(list(row[32:]), top) for row in x]
+        read = [[y for i in range(0, width, 32) for y in integer_block(list(row[i : i + 32]), top)] for row in x]
     want = [[math.fsum(a * float(b) for a, b in zip(row, w, strict=True)) for w in tensor.floats()] for row in read]
     case = Case(
         "",
-        lambda ops, w: ops.output("R.y", ops.linear(ops.input("R.x", 64), w[0])),
+        lambda ops, w: ops.output("R.y", ops.linear(ops.input("R.x", width), w[0])),
         (plain_step(3, inputs={"R.x": x}),),
         (tensor,),
     )
@@ -341,10 +342,7 @@ def test_rope_table_knows_its_dims() -> None:
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_formats_agree_with_the_quant_room(name: str) -> None:
-    quant = import_module("pagoda.quant")
-    if not hasattr(quant, "by_name"):
-        pytest.skip("pagoda.quant has no formats yet")
-    tensor = random_tensor(np.random.default_rng(12), name, (16, 64))
-    stored = quant.by_name(name)
+    tensor = random_tensor(np.random.default_rng(12), name, (16, 256))
+    stored = by_name(name)
     assert (stored.block, stored.block_bytes) == (tensor.format.block, tensor.format.block_bytes)
     assert np.array_equal(replace(tensor, format=stored).floats(), tensor.floats())
