@@ -111,7 +111,8 @@ def test_leaving_frees_the_pages(server: Running) -> None:
     connection.close()
     soon(lambda: server.engine.health().running == 0, 1.0)
     server.http.complete(max_tokens=1)
-    assert values(server.app.state.observer)["pagoda_pages_used"] == 0
+    # The answer leaves the engine a moment before its step is counted.
+    soon(lambda: values(server.app.state.observer)["pagoda_pages_used"] == 0)
 
 
 def test_python_and_http_say_the_same(server: Running, llm: LLM) -> None:
