@@ -6,6 +6,7 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
 #include <stdexcept>
@@ -55,29 +56,49 @@ KVFormat kv_format_named(const std::string& name) {
   return found->second;
 }
 
-// Several matrices in one call: taking the GIL back between them would wait for whatever Python runs beside.
-std::vector<std::shared_ptr<Weight>> pack(Pool& pool, const std::vector<std::tuple<std::string, int, int, Bytes>>& matrices) {
-  std::vector<Format> formats;
-  for (const auto& [format, n, k, raw] : matrices) {
-    formats.push_back(format_named(format));
-    const Format f = formats.back();
-    if (n < 1 || k < 1 || k % stored_block(f) || raw.size() != size_t(n) * stored_row_bytes(f, k))
-      throw std::invalid_argument("a matrix of this shape and format has another size in bytes");
-  }
-  nb::gil_scoped_release release;
-  std::vector<std::shared_ptr<Weight>> packed;
-  for (size_t i = 0; i < matrices.size(); i++) {
-    const auto& [format, n, k, raw] = matrices[i];
-    packed.push_back(std::make_shared<Weight>(pool, formats[i], n, k, raw.data()));
-  }
-  return packed;
-}
-
 template <class T>
 nb::ndarray<nb::numpy, T> to_numpy(std::vector<T> values, std::vector<size_t> shape) {
   auto* held = new std::vector<T>(std::move(values));
   nb::capsule owner(held, [](void* p) noexcept { delete (std::vector<T>*)p; });
   return nb::ndarray<nb::numpy, T>(held->data(), shape.size(), shape.data(), owner);
+}
+
+// A matrix's bytes, or where they lie: an open file's descriptor and an offset.
+using Place = std::tuple<int, int64_t>;
+using MatrixTuple = std::tuple<std::string, int, int, std::variant<Bytes, Place>>;
+
+Unpacked unpacked(const MatrixTuple& matrix) {
+  const auto& [format, n, k, source] = matrix;
+  const Format f = format_named(format);
+  const Bytes* raw = std::get_if<Bytes>(&source);
+  if (n < 1 || k < 1 || k % stored_block(f) || (raw && raw->size() != size_t(n) * stored_row_bytes(f, k)))
+    throw std::invalid_argument("a matrix of this shape and format has another size in bytes");
+  if (raw) return {f, n, k, raw->data(), -1, 0};
+  const auto [descriptor, offset] = std::get<Place>(source);
+  return {f, n, k, nullptr, descriptor, offset};
+}
+
+// All of them in one call: taking the GIL back between them would wait for whatever Python runs beside.
+std::vector<std::shared_ptr<Weight>> pack_matrices(Pool& pool, const std::vector<MatrixTuple>& matrices) {
+  std::vector<Unpacked> list;
+  for (const auto& m : matrices) list.push_back(unpacked(m));
+  nb::gil_scoped_release release;
+  return pack(pool, list);
+}
+
+// Extents (descriptor, offset, bytes) of open files, likewise in one call.
+nb::list read_files(const std::vector<std::tuple<int, int64_t, int64_t>>& extents) {
+  std::vector<std::vector<uint8_t>> all;
+  {
+    nb::gil_scoped_release release;
+    for (const auto& [descriptor, offset, bytes] : extents) {
+      all.emplace_back(size_t(bytes));
+      read_file(descriptor, offset, size_t(bytes), all.back().data());
+    }
+  }
+  nb::list arrays;
+  for (auto& bytes : all) arrays.append(to_numpy(std::move(bytes), {bytes.size()}));
+  return arrays;
 }
 
 // (tokens [S], log-probabilities [S], top ids, top log-probabilities: lists of lists)
@@ -168,7 +189,9 @@ NB_MODULE(_native, m) {
 
   nb::class_<Weight>(m, "Weight").def_prop_ro("bytes", &Weight::bytes);
   m.def("packed_bytes", &packed_bytes, "format"_a, "n"_a, "k"_a, "Bytes of a matrix [n, k] once it is packed.");
-  m.def("pack", &pack, "pool"_a, "matrices"_a);
+  nb::exception<ReadFailed>(m, "ReadFailed", PyExc_OSError);
+  m.def("pack", &pack_matrices, "pool"_a, "matrices"_a);
+  m.def("read_files", &read_files, "extents"_a);
 
   nb::class_<KVStore>(m, "KVStore")
       .def(

@@ -1,8 +1,13 @@
 #include "pack.h"
 
-#include <cstdlib>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
 #include <cstring>
 #include <new>
+#include <string>
 
 #include "stored.h"
 
@@ -41,11 +46,14 @@ void pack_quantized(const uint8_t* raw, int rows, int nb, uint8_t* tile) {
     }
 }
 
-void pack_dense(size_t bytes, const uint8_t* raw, int rows, int k, uint8_t* tile) {
-  if (rows < kTile) std::memset(tile, 0, size_t(k) * kTile * bytes);
-  for (int c = 0; c < rows; c++)
-    for (int i = 0; i < k; i++)
-      std::memcpy(tile + (size_t(i) * kTile + size_t(c)) * bytes, raw + (size_t(c) * size_t(k) + size_t(i)) * bytes, bytes);
+template <class T>
+void pack_dense(const uint8_t* raw, int rows, int k, uint8_t* tile) {
+  constexpr int strip = 64;  // of inputs: their lines stay in the first-level cache until all rows are in them
+  if (rows < kTile) std::memset(tile, 0, size_t(k) * kTile * sizeof(T));
+  for (int from = 0; from < k; from += strip)
+    for (int c = 0; c < rows; c++)
+      for (int i = from; i < std::min(from + strip, k); i++)
+        std::memcpy(tile + size_t(i * kTile + c) * sizeof(T), raw + (size_t(c) * size_t(k) + size_t(i)) * sizeof(T), sizeof(T));
 }
 
 template <class F>
@@ -90,21 +98,114 @@ size_t packed_tile_bytes(Format format, int k) {
   return (bytes + kAlign - 1) / kAlign * kAlign;
 }
 
-void Weight::Free::operator()(uint8_t* p) const { std::free(p); }
+namespace {
 
-Weight::Weight(Pool& pool, Format format, int n, int k, const uint8_t* raw)
-    : packed_{format, n, k, packed_tile_bytes(format, k), nullptr} {
-  memory_.reset((uint8_t*)std::aligned_alloc(kAlign, bytes()));
-  if (!memory_) throw std::bad_alloc();
-  packed_.data = memory_.get();
-  const size_t row = stored_row_bytes(format, k), dense = dense_bytes(format);
-  pool.each(packed_.tiles(), [&](int t) {
-    const int rows = n - t * kTile < kTile ? n - t * kTile : kTile;
-    const uint8_t* in = raw + size_t(t) * kTile * row;
-    uint8_t* out = memory_.get() + size_t(t) * packed_.tile_bytes;
-    if (dense) return pack_dense(dense, in, rows, k, out);
-    with_layout(format, [&](auto layout) { pack_quantized<decltype(layout)>(in, rows, packed_.blocks(), out); });
+constexpr size_t kSmallPage = size_t(64) << 10;  // or smaller, on most machines
+constexpr size_t kHugePage = size_t(2) << 20;
+constexpr size_t kPiece = size_t(128) << 10;  // of a file, read at a time: stays in the second-level cache until it is packed
+
+size_t up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
+
+// Tiles of a matrix that one thread packs in one go.
+struct Piece {
+  size_t matrix;
+  int first, last;
+};
+
+std::vector<Piece> pieces(const std::vector<Unpacked>& matrices) {
+  std::vector<Piece> all;
+  for (size_t m = 0; m < matrices.size(); m++) {
+    const size_t tile = stored_row_bytes(matrices[m].format, matrices[m].k) * kTile;
+    const int tiles = (matrices[m].n + kTile - 1) / kTile, step = int(std::max<size_t>(1, kPiece / tile));
+    for (int t = 0; t < tiles; t += step) all.push_back({m, t, std::min(t + step, tiles)});
+  }
+  return all;
+}
+
+void pack_tiles(const Packed& packed, int first, int last, const uint8_t* raw, uint8_t* out) {
+  const size_t row = stored_row_bytes(packed.format, packed.k), number = dense_bytes(packed.format);
+  for (int t = first; t < last; t++, raw += row * kTile, out += packed.tile_bytes) {
+    const int rows = std::min(kTile, packed.n - t * kTile);
+    if (number == 4)
+      pack_dense<uint32_t>(raw, rows, packed.k, out);
+    else if (number == 2)
+      pack_dense<uint16_t>(raw, rows, packed.k, out);
+    else
+      with_layout(packed.format, [&](auto layout) { pack_quantized<decltype(layout)>(raw, rows, packed.blocks(), out); });
+  }
+}
+
+// Packs each matrix to where its `packed` says, in an arena that nobody else reads yet.
+void fill(Pool& pool, const std::vector<Unpacked>& matrices, const std::vector<Packed>& packed) {
+  const auto list = pieces(matrices);
+  pool.each(int(list.size()), [&](int i) {
+    const auto [at, first, last] = list[size_t(i)];
+    const Unpacked& m = matrices[at];
+    const size_t row = stored_row_bytes(m.format, m.k), begin = size_t(first) * kTile * row;
+    const size_t size = size_t(std::min(last * kTile, m.n)) * row - begin;
+    std::unique_ptr<uint8_t[]> read;
+    if (!m.raw) {
+      read.reset(new uint8_t[size]);
+      read_file(m.descriptor, m.offset + int64_t(begin), size, read.get());
+    }
+    pack_tiles(packed[at], first, last, m.raw ? m.raw + begin : read.get(), (uint8_t*)packed[at].tile(first));
   });
+}
+
+size_t packed_bytes(const Packed& packed) { return size_t(packed.tiles()) * packed.tile_bytes; }
+
+}  // namespace
+
+Arena::Arena(size_t bytes) {
+  const size_t page = bytes < kHugePage ? kSmallPage : kHugePage;
+  bytes_ = up(std::max<size_t>(bytes, 1), page);
+  // One page more than needed, of which what lies before the first whole one and after the last goes back.
+  const size_t mapped = bytes_ + page;
+  void* p = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (p == MAP_FAILED) throw std::bad_alloc();
+  uint8_t* begin = (uint8_t*)p;
+  data_ = (uint8_t*)up(size_t(begin), page);
+  if (data_ > begin) munmap(begin, size_t(data_ - begin));
+  if (const size_t left = size_t(begin + mapped - (data_ + bytes_))) munmap(data_ + bytes_, left);
+  if (page == kHugePage) madvise(data_, bytes_, MADV_HUGEPAGE);  // a system without them does without
+}
+
+Arena::~Arena() { munmap(data_, bytes_); }
+
+void read_file(int descriptor, int64_t offset, size_t bytes, uint8_t* to) {
+  for (size_t done = 0; done < bytes;) {
+    const ssize_t got = pread(descriptor, to + done, bytes - done, offset + int64_t(done));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) throw ReadFailed("byte " + std::to_string(offset + int64_t(done)) + " cannot be read: " + std::strerror(errno));
+    if (got == 0) throw ReadFailed("the file ended at byte " + std::to_string(offset + int64_t(done)));
+    done += size_t(got);
+  }
+}
+
+std::vector<std::shared_ptr<Weight>> pack(Pool& pool, const std::vector<Unpacked>& matrices) {
+  std::vector<Packed> packed;
+  size_t bytes = 0;
+  for (const auto& m : matrices) {
+    packed.push_back({m.format, m.n, m.k, packed_tile_bytes(m.format, m.k), nullptr});
+    bytes += packed_bytes(packed.back());
+  }
+  const auto arena = std::make_shared<const Arena>(bytes);
+  std::vector<std::shared_ptr<Weight>> weights;
+  const uint8_t* data = arena->data();
+  for (auto& p : packed) {
+    p.data = data;
+    data += packed_bytes(p);
+    weights.push_back(std::make_shared<Weight>(arena, p));
+  }
+  fill(pool, matrices, packed);
+  return weights;
+}
+
+Weight::Weight(Pool& pool, Format format, int n, int k, const uint8_t* raw) : packed_{format, n, k, packed_tile_bytes(format, k), nullptr} {
+  const auto arena = std::make_shared<const Arena>(bytes());
+  packed_.data = arena->data();
+  fill(pool, {{format, n, k, raw, -1, 0}}, {packed_});
+  arena_ = arena;
 }
 
 void Weight::row(int v, float* out) const {

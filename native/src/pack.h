@@ -2,6 +2,8 @@
 #pragma once
 
 #include <memory>
+#include <stdexcept>
+#include <vector>
 
 #include "kernels.h"
 #include "pool.h"
@@ -14,9 +16,25 @@ int stored_block(Format format);
 size_t stored_row_bytes(Format format, int k);
 size_t packed_tile_bytes(Format format, int k);
 
-// A packed matrix that owns its memory.
+// One mapping for many matrices, in huge pages where the system grants them: a matrix of its own mapping would begin and end
+// in small ones, and a small model would have no others.
+class Arena {
+ public:
+  explicit Arena(size_t bytes);  // throws std::bad_alloc
+  ~Arena();
+  Arena(const Arena&) = delete;
+  uint8_t* data() const { return data_; }
+
+ private:
+  uint8_t* data_;
+  size_t bytes_;
+};
+
+// A packed matrix; it and its neighbours of one call of `pack` hold their memory together.
 class Weight : public std::enable_shared_from_this<Weight> {
  public:
+  Weight(std::shared_ptr<const Arena> arena, const Packed& packed) : arena_(std::move(arena)), packed_(packed) {}
+  // Packs one matrix by itself.
   Weight(Pool& pool, Format format, int n, int k, const uint8_t* raw);
   Weight(const Weight&) = delete;
   const Packed& packed() const { return packed_; }
@@ -25,11 +43,29 @@ class Weight : public std::enable_shared_from_this<Weight> {
   void row(int v, float* out) const;
 
  private:
-  struct Free {
-    void operator()(uint8_t* p) const;
-  };
-  std::unique_ptr<uint8_t, Free> memory_;
+  std::shared_ptr<const Arena> arena_;
   Packed packed_;
 };
+
+// A matrix [n, k] as files have it, row after row: in memory, or, if `raw` is null, in an open file.
+struct Unpacked {
+  Format format;
+  int n, k;
+  const uint8_t* raw;
+  int descriptor;
+  int64_t offset;
+};
+
+// A file could not be read, or is shorter than was said.
+struct ReadFailed : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// Bytes [offset, offset + bytes) of an open file. Throws ReadFailed.
+void read_file(int descriptor, int64_t offset, size_t bytes, uint8_t* to);
+
+// Packs all of them, all threads at once. Of a file, each thread reads what it packs next, so that beside what is packed there
+// are never more than some hundred kilobytes of it in memory. Throws ReadFailed and std::bad_alloc.
+std::vector<std::shared_ptr<Weight>> pack(Pool& pool, const std::vector<Unpacked>& matrices);
 
 }  // namespace pagoda

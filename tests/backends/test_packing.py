@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from pagoda import quant
+from pagoda.backends.cpu import CpuBackend
+from pagoda.catalog import ModelFile
+from pagoda.errors import ModelFileError
+from tiny import tiny_model
 
 from .formats import FORMATS, QUANTISED, random_tensor
 
@@ -39,3 +45,15 @@ def test_rows_of_broken_blocks_are_refused(native: Any, name: str) -> None:
         native.pack(native.Pool(1), [(name, 4, 240, tensor.raw)])
     with pytest.raises(ValueError, match="another size"):
         native.pack(native.Pool(1), [(name, 3, 256, tensor.raw)])
+
+
+def test_a_file_cut_short_while_it_is_packed(tmp_path: Path) -> None:
+    """The tensor is named, as it is when it is read by itself; what lies before the cut is no worse for it."""
+    with ModelFile(tiny_model(tmp_path)) as file:
+        backend = CpuBackend(threads=2)
+        tensors = {tensor.name: tensor for tensor in file.unread(file.tensors)}
+        os.truncate(file.path, file.tensors["blk.1.ffn_up.weight"].offset + 3)
+        assert backend.weight(tensors["token_embd.weight"]).shape == tensors["token_embd.weight"].shape
+        for some in (tensors.values(), [tensors["output_norm.weight"]]):
+            with pytest.raises(ModelFileError, match=r"within tensor '.*cut short after it was opened"):
+                backend.weights(list(some))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import numpy as np
 from pagoda.backends import _native
 from pagoda.backends.machine import cores
 from pagoda.backends.ops import (
+    Bytes,
     Draw,
     Floats,
     KVGroup,
@@ -29,7 +31,7 @@ from pagoda.backends.ops import (
 from pagoda.backends.passes import FUSIONS, share_memory
 from pagoda.backends.recorder import NONE, NativeWeight, Op, Recorder, Recording, Shape
 from pagoda.config import ACTIVATIONS, KV_FORMATS
-from pagoda.errors import InvalidConfig, MemoryLimit, UnsupportedModel
+from pagoda.errors import InvalidConfig, MemoryLimit, ModelFileError, UnsupportedModel
 
 ARITHMETIC = 1
 """Version of docs/arithmetic.md: part of the fingerprint; a change of any result's bits changes it."""
@@ -86,6 +88,20 @@ def prepare(recording: Recording, *, fuse: bool) -> tuple[list[Shape], int]:
     at = next((n for n, i in enumerate(recording.instructions) if logits in i.reads and i.op is Op.OUTPUT), NONE)
     buffers = share_memory(recording, keep=logits)
     return buffers, recording.instructions[at].reads[0] if at != NONE else NONE
+
+
+def _source(tensor: StoredTensor) -> Bytes | tuple[int, int]:
+    """A matrix's bytes, or their place in a file, as the native module wants it."""
+    stored = tensor.stored
+    return stored if isinstance(stored, np.ndarray) else (stored.descriptor, stored.offset)
+
+
+def _vectors(tensors: Sequence[StoredTensor]) -> list[Floats]:
+    """Of all vectors, in one visit to the file."""
+    places = [t.stored for t in tensors if not isinstance(t.stored, np.ndarray)]
+    read = iter(_native.read_files([(p.descriptor, p.offset, p.size) for p in places]))
+    whole = [t if isinstance(t.stored, np.ndarray) else replace(t, stored=next(read)) for t in tensors]
+    return [np.array(t.floats(), np.float32) for t in whole]
 
 
 class CpuPending:
@@ -189,19 +205,29 @@ class CpuBackend:
         return self.weights([tensor])[0]
 
     def weights(self, tensors: Sequence[StoredTensor]) -> list[NativeWeight]:
-        """Pack several, without the GIL; none of their bytes are needed afterwards."""
+        """Pack several, all threads together and without the GIL; none of their bytes are needed afterwards.
+
+        What a tensor of an open file needs is read as it is packed, so that the file is never in memory as a whole.
+        """
         matrices = [t for t in tensors if len(t.shape) > 1]
         for t in matrices:
             check_format(t.name, t.format.name)
         try:
-            packed = iter(_native.pack(self._pool, [(t.format.name, t.shape[0], t.shape[1], t.raw) for t in matrices]))
+            packed = iter(
+                _native.pack(self._pool, [(t.format.name, t.shape[0], t.shape[1], _source(t)) for t in matrices])
+            )
+            vectors = iter(_vectors([t for t in tensors if len(t.shape) == 1]))
         except MemoryError as error:
-            size = sum(t.raw.nbytes for t in matrices)
+            size = sum(t.stored.nbytes if isinstance(t.stored, np.ndarray) else t.stored.size for t in matrices)
             raise MemoryLimit(f"no memory to pack {len(matrices)} tensors of {size} bytes") from error
+        except _native.ReadFailed as error:
+            for t in tensors:
+                _ = t.raw  # says which tensor it is, and what to do
+            raise ModelFileError(f"one of {len(tensors)} tensors cannot be read: {error}") from error
         return [
             NativeWeight(t.name, t.shape, t.format.name not in DENSE, packed=next(packed))
             if len(t.shape) > 1
-            else NativeWeight(t.name, t.shape, False, vector=np.array(t.floats(), np.float32))
+            else NativeWeight(t.name, t.shape, False, vector=next(vectors))
             for t in tensors
         ]
 

@@ -41,6 +41,34 @@ class StoredFormat(Protocol):
         ...
 
 
+class Extent(Protocol):
+    """Bytes of an open file that nobody has read yet."""
+
+    @property
+    def descriptor(self) -> int:
+        """The open file's."""
+        ...
+
+    @property
+    def offset(self) -> int:
+        """Of the first byte in the file."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        ...
+
+    def read(self) -> Bytes:
+        """All of them.
+
+        Raises:
+            ModelFileError: the file cannot be read or has shrunk.
+            MemoryLimit: they do not fit into memory.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
     """A tensor as its file holds it, [n, k] or [k], row-major, each row a whole number of blocks."""
@@ -49,8 +77,13 @@ class StoredTensor:
     shape: tuple[int, ...]
     """Outermost first: (n, k) is n rows (output features) of k (input features)."""
     format: StoredFormat
-    raw: Bytes
-    """The file's bytes, read-only; let go once packed."""
+    stored: Bytes | Extent
+    """The file's bytes, read-only, or where they lie; let go once packed."""
+
+    @property
+    def raw(self) -> Bytes:
+        """The bytes; read now, if only their place is known."""
+        return self.stored if isinstance(self.stored, np.ndarray) else self.stored.read()
 
     def floats(self) -> Floats:
         """Dequantized, in `shape`."""

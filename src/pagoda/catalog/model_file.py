@@ -9,7 +9,8 @@ from __future__ import annotations
 import mmap
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Self
@@ -21,14 +22,28 @@ from pagoda.catalog.digest import digest
 from pagoda.catalog.gguf import TensorInfo, read_header
 from pagoda.errors import MemoryLimit, ModelFileError, UnsupportedModel
 
-BATCH = 32 * 2**20
-"""Bytes read at once: enough that each reading's overhead is nothing, little beside a model."""
-GAP = 4096
-"""Bytes between two tensors that are rather read than skipped."""
 
+@dataclass(frozen=True, slots=True)
+class _Extent:
+    """Where a tensor's bytes lie, as long as its file is open."""
 
-def _end(info: TensorInfo) -> int:
-    return info.offset + info.size
+    info: TensorInfo
+    file: ModelFile
+
+    @property
+    def descriptor(self) -> int:
+        return self.file.descriptor
+
+    @property
+    def offset(self) -> int:
+        return self.info.offset
+
+    @property
+    def size(self) -> int:
+        return self.info.size
+
+    def read(self) -> Bytes:
+        return self.file.tensor(self.info.name).raw
 
 
 class ModelFile:
@@ -93,53 +108,44 @@ class ModelFile:
             MemoryLimit: it does not fit into memory.
         """
         info = self._info(name)
-        return StoredTensor(name, info.shape, info.format, self._read([info]))
+        return StoredTensor(name, info.shape, info.format, self._read(info))
 
-    def batches(self, names: Iterable[str]) -> Iterator[list[StoredTensor]]:
-        """Read tensors in the file's order, neighbours in one go, `BATCH` bytes or one tensor at a time.
-
-        Their bytes are parts of one array: what keeps one keeps them all.
+    def unread(self, names: Iterable[str]) -> list[StoredTensor]:
+        """Tensors in the file's order, none of which is read before somebody wants it; no longer than the file is open.
 
         Raises:
-            ModelFileError, MemoryLimit: as `tensor`.
+            ModelFileError: there is no such tensor.
         """
-        run: list[TensorInfo] = []
-        for info in sorted(map(self._info, names), key=lambda info: info.offset):
-            if run and (info.offset > run[-1].offset + run[-1].size + GAP or _end(info) - run[0].offset > BATCH):
-                yield self._tensors(run)
-                run = []
-            run.append(info)
-        if run:
-            yield self._tensors(run)
+        infos = sorted(map(self._info, names), key=lambda info: info.offset)
+        return [StoredTensor(t.name, t.shape, t.format, _Extent(t, self)) for t in infos]
+
+    @property
+    def descriptor(self) -> int:
+        """The open file's; -1 once closed."""
+        return self._descriptor
 
     def _info(self, name: str) -> TensorInfo:
         if name not in self.tensors:
             raise ModelFileError(f"{self.path}: has no tensor {name!r} among its {len(self.tensors)}")
         return self.tensors[name]
 
-    def _tensors(self, run: list[TensorInfo]) -> list[StoredTensor]:
-        raw, start = self._read(run), run[0].offset
-        return [StoredTensor(t.name, t.shape, t.format, raw[t.offset - start : _end(t) - start]) for t in run]
-
-    def _read(self, run: list[TensorInfo]) -> Bytes:
-        """All bytes from the first tensor's beginning to the last one's end."""
-        start, size = run[0].offset, _end(run[-1]) - run[0].offset
+    def _read(self, info: TensorInfo) -> Bytes:
         try:
             # Not from the heap, where what is packed meanwhile would lie above it and keep it from going back.
-            memory = mmap.mmap(-1, size)
+            memory = mmap.mmap(-1, info.size)
         except OSError as error:
-            raise MemoryLimit(f"{self.path}: no memory for the {size} bytes of tensor {run[0].name!r}") from error
+            raise MemoryLimit(f"{self.path}: no memory for the {info.size} bytes of tensor {info.name!r}") from error
         view, done = memoryview(memory), 0
-        while done < size:
-            within = next(t for t in run if start + done < _end(t))
+        while done < info.size:
+            at = info.offset + done
             try:
-                got = os.preadv(self._descriptor, [view[done:]], start + done)
+                got = os.preadv(self._descriptor, [view[done:]], at)
             except OSError as error:
-                raise ModelFileError(f"{self.path}: tensor {within.name!r} cannot be read: {error.strerror}") from error
+                raise ModelFileError(f"{self.path}: tensor {info.name!r} cannot be read: {error.strerror}") from error
             if got == 0:
                 raise ModelFileError(
-                    f"{self.path}: ended at byte {start + done} within tensor {within.name!r}, which ends at byte "
-                    f"{_end(within)}: the file was cut short after it was opened"
+                    f"{self.path}: ended at byte {at} within tensor {info.name!r}, which ends at byte "
+                    f"{info.offset + info.size}: the file was cut short after it was opened"
                 )
             done += got
         return np.frombuffer(view.toreadonly(), np.uint8)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -52,8 +52,8 @@ class Source(Protocol):
         """Shapes and formats by name."""
         ...
 
-    def batches(self, names: Iterable[str]) -> Iterator[list[StoredTensor]]:
-        """Read several, in any order, a few at a time."""
+    def unread(self, names: Iterable[str]) -> list[StoredTensor]:
+        """Several, in any order, none of which is read before it is wanted."""
         ...
 
 
@@ -94,20 +94,17 @@ def build(
     rope: Callable[[list[float], int], RopeTable],
     positions: int,
 ) -> Model:
-    """Read and pack every tensor, a few at a time, and put the model together.
+    """Read and pack every tensor, and put the model together.
 
     Args:
         source: where tensors come from.
         config: from `read_config`.
-        pack: the backend's `weights`: of each batch, in its order.
+        pack: the backend's `weights`: in their order.
         rope: frequencies and positions -> the backend's table, of adjacent pairs.
         positions: how many positions will ever be used.
     """
-    weights = {
-        tensor.name: weight
-        for batch in source.batches(config.tensors())
-        for tensor, weight in zip(batch, pack(batch), strict=True)
-    }
+    tensors = source.unread(config.tensors())
+    weights = {tensor.name: weight for tensor, weight in zip(tensors, pack(tensors), strict=True)}
     table = rope(frequencies(config.rope_base, config.rope_dims), positions)
     _, model = FAMILIES[source.architecture]
     return model(config, weights.__getitem__, table)
