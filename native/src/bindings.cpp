@@ -13,6 +13,7 @@
 
 #include "dispatch.h"
 #include "measure.h"
+#include "self_test.h"
 #include "step_job.h"
 
 namespace nb = nanobind;
@@ -153,6 +154,7 @@ DrawRow draw_row(const DrawTuple& t) {
 NB_MODULE(_native, m) {
   using namespace pagoda;
   m.def("isas", &usable_isas, "Instruction sets that this machine has, best first; `scalar` is last.");
+  m.def("self_test", [](const std::string& isa) { return self_test(kernels_for(isa)); }, "isa"_a, nb::call_guard<nb::gil_scoped_release>());
 
   // cos and sin of position * frequency, [positions * frequencies] each.
   m.def(

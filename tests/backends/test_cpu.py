@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from pagoda.backends import _native
 from pagoda.backends.cpu import WEIGHT_FORMATS, CpuBackend, isas
 from pagoda.backends.ops import KVGroup, StoredTensor
 from pagoda.backends.reference import ReferenceBackend
@@ -49,6 +51,33 @@ def test_the_isa_is_the_argument_or_the_environment_or_the_best(monkeypatch: pyt
     assert CpuBackend(threads=1, isa=isas()[0]).isa == isas()[0]
     monkeypatch.setenv("PAGODA_ISA", "")
     assert CpuBackend(threads=1).isa == isas()[0]
+
+
+def test_an_instruction_set_that_fails_its_self_test_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("PAGODA_ISA", raising=False)
+    assert [_native.self_test(isa) for isa in isas()] == [""] * len(isas())
+    broken = isas()[:-1]
+    monkeypatch.setattr("pagoda.backends.cpu.fault", lambda isa: "attend, KV in f16" if isa in broken else "")
+    assert CpuBackend(threads=1).isa == "scalar"
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * len(broken)
+    for isa, record in zip(broken, caplog.records, strict=True):
+        assert f"{isa} is not used" in record.getMessage()
+        assert "(attend, KV in f16)" in record.getMessage()
+        with pytest.raises(InvalidConfig, match=rf"{isa} computes wrongly on this machine \(attend, KV in f16\)"):
+            CpuBackend(threads=1, isa=isa)
+
+
+def test_the_self_test_is_quick() -> None:
+    """Of processor time, the best of a few: a start runs it once."""
+    for isa in isas():
+        taken = []
+        for _ in range(5):
+            began = time.process_time()
+            _native.self_test(isa)
+            taken.append(time.process_time() - began)
+        assert min(taken) < 0.020, isa
 
 
 def test_wrong_options_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,10 +48,11 @@ def test_json() -> None:
     assert (done.returncode, done.stderr) == (0, "")
     report = json.loads(done.stdout)
     assert set(report) == {
-        "cores", "affinity_cores", "quota_cores", "memory_limit_bytes", "memory_free_bytes", "isas", "isa", "threads",
-        "cache_bytes", "buffer_bytes", "read_gb_s", "read_one_thread_gb_s", "peaks", "seconds",
+        "cores", "affinity_cores", "quota_cores", "memory_limit_bytes", "memory_free_bytes", "isas", "isa", "faults",
+        "threads", "cache_bytes", "buffer_bytes", "read_gb_s", "read_one_thread_gb_s", "peaks", "seconds",
     }  # fmt: skip
     sane(report)
+    assert report["faults"] == dict.fromkeys(isas(), "")
 
 
 def test_scalar() -> None:
@@ -65,6 +66,7 @@ def test_table_says_units_and_what_is_limited() -> None:
     text = doctor("--threads", "1").stdout
     for words in ("GiB", "GB/s", "10^9 operations/s", *isas(), "Decoding reads every weight", "Prefill"):
         assert words in text
+    assert "self-test     " + ", ".join(f"{isa} passed" for isa in isas()) in text
 
 
 def test_an_instruction_set_that_is_not_here() -> None:

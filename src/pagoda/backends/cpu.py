@@ -6,9 +6,11 @@ for tests; otherwise it is the best that this machine has.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -33,6 +35,8 @@ from pagoda.backends.recorder import NONE, NativeWeight, Op, Recorder, Recording
 from pagoda.config import ACTIVATIONS, KV_FORMATS
 from pagoda.errors import InvalidConfig, MemoryLimit, ModelFileError, UnsupportedModel
 
+_log = logging.getLogger(__name__)
+
 ARITHMETIC = 1
 """Version of docs/arithmetic.md: part of the fingerprint; a change of any result's bits changes it."""
 WEIGHT_FORMATS = (
@@ -49,16 +53,37 @@ def isas() -> tuple[str, ...]:
     return tuple(_native.isas())
 
 
+@cache
+def fault(isa: str) -> str:
+    """What of an instruction set does not give the bits of the scalar build on this machine; empty: nothing.
+
+    Found once, by running a few kernels on fixed numbers.
+    """
+    return _native.self_test(isa)
+
+
 def chosen_isa(name: str | None = None) -> str:
-    """The instruction set to use: `name`, else `PAGODA_ISA`, else the best.
+    """The instruction set to use: `name`, else `PAGODA_ISA`, else the best one that passes its self-test.
 
     Raises:
-        InvalidConfig: this machine does not have it.
+        InvalidConfig: this machine does not have the one that was named, or it fails.
     """
-    chosen = name or os.environ.get("PAGODA_ISA") or isas()[0]
-    if chosen not in isas():
-        raise InvalidConfig(f"instruction set must be one of {isas()} on this machine, got {chosen!r}")
-    return chosen
+    if named := name or os.environ.get("PAGODA_ISA"):
+        if named not in isas():
+            raise InvalidConfig(f"instruction set must be one of {isas()} on this machine, got {named!r}")
+        if what := fault(named):
+            raise InvalidConfig(f"instruction set {named} computes wrongly on this machine ({what}): take another")
+        return named
+    for isa in isas():
+        if not (what := fault(isa)):
+            return isa
+        _log.warning(
+            "instruction set %s is not used: its self-test differs from the scalar build (%s). "
+            "Please report it with the output of `pagoda doctor`",
+            isa,
+            what,
+        )
+    raise AssertionError("the scalar build does not equal itself")
 
 
 def rope_table(frequencies: Sequence[float], positions: int, *, adjacent: bool) -> RopeTable:

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from pagoda.backends import _native
-from pagoda.backends.cpu import chosen_isa, isas
+from pagoda.backends.cpu import chosen_isa, fault, isas
 from pagoda.backends.machine import affinity, cores, cpu_quota, free_memory, last_level_cache, memory_limit
 
 KINDS = ("f32", "int16", "int8")
@@ -47,6 +47,8 @@ class Machine:
     """Best first."""
     isa: str
     """The one in use."""
+    faults: dict[str, str]
+    """By instruction set: what its self-test found to differ from the scalar build; empty if nothing."""
     threads: int
     """Those of the figures below."""
     cache_bytes: int
@@ -109,6 +111,7 @@ def measure_machine(threads: int | None = None, seconds: float = 2.5) -> Machine
         memory_free_bytes=free,
         isas=isas(),
         isa=isa,
+        faults={name: fault(name) for name in isas()},
         threads=used,
         cache_bytes=last_level_cache(),
         buffer_bytes=buffer,

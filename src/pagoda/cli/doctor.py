@@ -45,6 +45,7 @@ def _lines(m: Machine) -> list[str]:
         "              What one thread gets by itself; if it is all there is, more threads speed up prefill only.",
         f"instructions  {m.isa:>10} in use; usable: {', '.join(m.isas)}",
         "              Results are the same bits with each; only speed differs.",
+        *_self_tests(m),
         f"arithmetic, {m.threads} threads, 10^9 operations/s, a multiply-add being two:",
         "                     f32     int16      int8",
     ]
@@ -58,3 +59,11 @@ def _lines(m: Machine) -> list[str]:
     )
     lines.append(f"measured in {m.seconds:.1f} s; reading on {m.buffer_bytes / 2**20:.0f} MiB")
     return lines
+
+
+def _self_tests(m: Machine) -> list[str]:
+    verdicts = ", ".join(f"{isa} differs in {what}" if what else f"{isa} passed" for isa, what in m.faults.items())
+    return [
+        f"self-test     {verdicts}",
+        "              Some kernels, bit for bit against the scalar ones; an instruction set that differs is not used.",
+    ]
