@@ -80,31 +80,46 @@ class OfflineBench:
         self._clock = StepClock()
         self._random = random.Random(0)
         self._serial = 0
+        self._prompts: dict[tuple[int, int], list[list[int]]] = {}
+        config = engine_config(model, threads=threads, max_num_seqs=most, max_model_len=longest)
+        self._chunk = config.scheduler.chunk
         began = time.perf_counter()
-        self._opened = open_engine(
-            engine_config(model, threads=threads, max_num_seqs=most, max_model_len=longest), self._clock
-        )
+        self._opened = open_engine(config, self._clock)
         self.load_s = time.perf_counter() - began
 
-    def _request(self, prompt_tokens: int, new_tokens: int) -> GenerateRequest:
+    def _prompt(self, tokens: int) -> list[int]:
+        vocabulary = self._opened.engine.capacity.vocabulary
+        return [self._random.randrange(100, vocabulary) for _ in range(tokens)]
+
+    def _request(self, prompt: list[int], new_tokens: int) -> GenerateRequest:
         self._serial += 1
-        capacity = self._opened.engine.capacity
-        ids = [self._random.randrange(100, capacity.vocabulary) for _ in range(prompt_tokens)]
         params = SamplingParams(max_tokens=new_tokens, temperature=0.0, seed=0, ignore_eos=True)
-        return validate(ids, params, capacity, request_id=f"bench-{self._serial}", arrival=time.monotonic())
+        return validate(
+            prompt,
+            params,
+            self._opened.engine.capacity,
+            request_id=f"bench-{self._serial}",
+            arrival=time.monotonic(),
+        )
 
     def prefill(self, tokens: int) -> float:
         """Seconds from handing over one fresh prompt of random tokens to its first token."""
-        request = self._request(tokens, 1)
+        request = self._request(self._prompt(tokens), 1)
         began = time.perf_counter()
         for _ in iterate(self._opened.engine, [request]):
             pass
         return time.perf_counter() - began
 
     def decode(self, context: int, batch: int) -> float:
-        """Seconds of one step for `batch` sequences that each have `context` tokens of their own."""
+        """Seconds of one step for `batch` sequences that each have `context` tokens of their own.
+
+        Asked again, it takes the same prompts, which the prefix cache may still have: they are not measured.
+        """
         self._clock.stamps.clear()
-        requests = [self._request(context, DECODE_TOKENS) for _ in range(batch)]
+        if (context, batch) not in self._prompts:
+            self._prompts[context, batch] = [self._prompt(context) for _ in range(batch)]
+        filling = context * batch // self._chunk  # steps in which those who came first already decode
+        requests = [self._request(prompt, DECODE_TOKENS + filling) for prompt in self._prompts[context, batch]]
         for _ in iterate(self._opened.engine, requests):
             pass
         best = self._clock.decoding(batch)
