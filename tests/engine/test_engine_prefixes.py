@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -28,7 +30,7 @@ def played(asks, **shape):
 
 
 def explained(traffic):
-    return [traffic.events[str(i), 0][-1].cache for i in range(len(traffic.asks))]
+    return [replace(traffic.events[str(i), 0][-1].cache, instead=()) for i in range(len(traffic.asks))]
 
 
 def cached(traffic):
@@ -180,6 +182,20 @@ def test_each_cause_is_told():
         CacheExplanation(0, CacheCause.NEVER_SEEN),
     ]
     assert traffic.observer.matches["5"] == (0, CacheCause.OTHER_KEY), "the counters know what clients are not told"
+
+
+def test_what_is_kept_instead_is_told_of_ones_own_prefixes_only():
+    """TensorRT-LLM#8813: text of other prompts appears."""
+    other, mine = (*LONG[:20], 8, 8, 8, 8), (*LONG[:20], 9, 9, 9, 9)
+    asks = [
+        *later(other, tenant="b", max_tokens=1), Ask((*LONG[:20], 7), 1, at=60, tenant="a"),
+        Ask(mine, 1, at=120, tenant="a"), Ask((*LONG[:20], 1, 2), 1, at=180, tenant="a"),
+    ]  # fmt: skip
+    traffic = played(asks)
+    told = [traffic.events[str(i), 0][-1].cache for i in range(4)]
+    assert told[1] == CacheExplanation(0, CacheCause.NEVER_SEEN)
+    assert told[2] == CacheExplanation(20, CacheCause.DIFFERENT, (7,))
+    assert told[3] == CacheExplanation(20, CacheCause.DIFFERENT, (9, 9, 9, 9)), "what was used last"
 
 
 def test_an_evicted_prefix_is_told():

@@ -22,6 +22,7 @@ from pagoda.config import SchedulerConfig
 from pagoda.engine.doors import Runner, Tokenizer
 from pagoda.engine.finish import Finish, News, last_event
 from pagoda.engine.open_requests import OpenRequests
+from pagoda.engine.pace import Pace
 from pagoda.engine.pinning import Pinning
 from pagoda.engine.request import RequestState, Sink, Wake
 from pagoda.engine.roster import Roster
@@ -80,6 +81,7 @@ class Engine:
         self._finish = Finish(tokenizer)
         self._requests = OpenRequests(config.max_queued, observer)
         self._watchdog = Watchdog(self._requests, config.stall_s, self._die)
+        self._pace = Pace()
         self._ids = count()
         self._ordered = threading.Condition()
         self._orders: list[Callable[[], object]] = []
@@ -122,8 +124,8 @@ class Engine:
         with self._ordered:
             self._order(partial(self._cancel, request_id))
 
-    def pin(self, prompt: Sequence[int], owner: str = "") -> Future[PinInfo]:
-        """Compute a prefix and keep it, for every tenant, until it is unpinned.
+    def pin(self, prompt: Sequence[int], owner: str = "", shared: bool = True, name: str = "") -> Future[PinInfo]:
+        """Compute a prefix and keep it until it is unpinned: for every tenant, or if not `shared`, for its owner.
 
         Returns:
             What was pinned, once it is. It fails with `MemoryLimit` if others were pinned meanwhile, and with
@@ -134,7 +136,7 @@ class Engine:
             MemoryLimit: it would leave too few pages for the longest sequence.
             Overloaded, EngineDied: as `submit`.
         """
-        return self._pinning.pin(prompt, owner)
+        return self._pinning.pin(prompt, owner, shared, name)
 
     def list_pins(self) -> tuple[PinInfo, ...]:
         """All pins, oldest first."""
@@ -149,6 +151,15 @@ class Engine:
         with self._ordered:
             self._order(partial(self._cache.unpin, pin))
         return True
+
+    def clear_cache(self) -> None:
+        """Forget every prefix that is neither pinned nor in use, before the next step is planned."""
+        with self._ordered:
+            self._order(self._cache.clear)
+
+    def prompt_token_s(self) -> float | None:
+        """Seconds that computing a prompt's token takes, by the steps of late; None before the first such step."""
+        return self._pace.prompt_token_s
 
     def cache_report(self) -> CacheReport:
         """What every KV page is used for, about now."""
@@ -212,6 +223,7 @@ class Engine:
         """Wait for a plan, and send out what it produced."""
         result = self._runner.finish(handle)
         self._watchdog.beat()
+        self._pace.add(plan.rows, result.seconds)
         now, news = time.monotonic(), []
         for sampled in result.sampled:
             sequence = self._roster.live.get(sampled.sequence)

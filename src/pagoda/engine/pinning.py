@@ -30,7 +30,7 @@ class Pinning:
         self._submit = submit
         self._numbers = count(1)
 
-    def pin(self, prompt: Sequence[int], owner: str) -> Future[PinInfo]:
+    def pin(self, prompt: Sequence[int], owner: str, shared: bool, name: str) -> Future[PinInfo]:
         """As `Engine.pin`."""
         number = next(self._numbers)
         request = validate(
@@ -45,14 +45,14 @@ class Pinning:
         def sink(event: TokenEvent) -> None:
             if event.finish is not None and pinned.set_running_or_notify_cancel():
                 try:
-                    pinned.set_result(self._conclude(number, request, event))
+                    pinned.set_result(self._conclude(number, request, event, shared, name))
                 except Exception as error:
                     pinned.set_exception(error)
 
         self._submit(request, sink)
         return pinned
 
-    def _conclude(self, number: int, request: GenerateRequest, event: TokenEvent) -> PinInfo:
+    def _conclude(self, number: int, request: GenerateRequest, event: TokenEvent, shared: bool, name: str) -> PinInfo:
         """On the engine's thread, before the next step is planned: what it computed is in the cache, unless it lost its
         pages to older sequences while its token was in flight.
         """
@@ -62,7 +62,7 @@ class Pinning:
             raise event.error
         if not self._cache.pin_fits(len(request.prompt)):  # others were pinned meanwhile
             raise self._too_much(request)
-        info = self._cache.pin(number, request.tenant, request.prompt)
+        info = self._cache.pin(number, request.tenant, request.prompt, shared, name)
         if info is None:
             raise MemoryLimit("others took the pages of the prefix before it could be pinned: try again later")
         return info
