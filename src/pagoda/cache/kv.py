@@ -150,6 +150,10 @@ class KVCache:
         units = [node.pages for node in (*best.nodes, best.partial) if node is not None and node.pages is not None]
         return self._pins.add(number, owner, tokens, units, shared, name)
 
+    def pinned(self, owner: str, tokens: tuple[int, ...], shared: bool) -> PinInfo | None:
+        """An owner's pin of exactly this prefix, if there is one. From any thread."""
+        return self._pins.find(owner, tokens, shared)
+
     def unpin(self, number: int) -> bool:
         """Let a pin go; False if there is none of this number. Its pages stay until they are evicted."""
         return self._pins.remove(number)

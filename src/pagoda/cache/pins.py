@@ -1,7 +1,7 @@
 """`Pins`: prefixes that eviction leaves alone. A shared one serves every key, any other its owner's only.
 
-They are in a radix tree of their own, which never shrinks unasked: one root for those that are shared, one for each owner
-of others. Whoever may pin for everyone is not decided here.
+They are in a radix tree of their own, which never shrinks unasked: one root for those that are shared, one for each
+owner of others. Who may pin for everyone is not decided here.
 """
 
 from __future__ import annotations
@@ -55,6 +55,13 @@ class Pins:
             self._lengthen(pin, pages)
         self._pins = {**self._pins, number: pin}  # never changed in place: other threads read it
         return self._info(number, pin)
+
+    def find(self, owner: str, tokens: tuple[int, ...], shared: bool) -> PinInfo | None:
+        """An owner's pin of exactly this prefix. From any thread."""
+        for number, pin in self._pins.items():
+            if (pin.owner, pin.shared, pin.tokens) == (owner, shared, tokens):
+                return self._info(number, pin)
+        return None
 
     def remove(self, number: int) -> bool:
         """Unpin; False if there is no such pin."""

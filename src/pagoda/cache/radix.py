@@ -110,7 +110,7 @@ class RadixTree:
         if root is None:
             return Found()
         node: Node = root
-        at, nodes, ahead = 0, [], ()
+        at, nodes, ahead = 0, [], tuple[int, ...]()
         while at < most:
             child = node.children.get(tokens[at])
             if child is None:

@@ -127,6 +127,8 @@ class Engine:
     def pin(self, prompt: Sequence[int], owner: str = "", shared: bool = True, name: str = "") -> Future[PinInfo]:
         """Compute a prefix and keep it until it is unpinned: for every tenant, or if not `shared`, for its owner.
 
+        Pinning what the owner has pinned already gives that pin again.
+
         Returns:
             What was pinned, once it is. It fails with `MemoryLimit` if others were pinned meanwhile, and with
             `EngineDied`.

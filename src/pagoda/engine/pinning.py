@@ -38,9 +38,13 @@ class Pinning:
         )
         if not self._cache.prefixes:
             raise InvalidRequest("nothing can be pinned: the engine was started without its prefix cache")
+        pinned: Future[PinInfo] = Future()
+        before = self._cache.pinned(owner, request.prompt, shared)
+        if before is not None:
+            pinned.set_result(before)
+            return pinned
         if not self._cache.pin_fits(len(request.prompt)):
             raise self._too_much(request)
-        pinned: Future[PinInfo] = Future()
 
         def sink(event: TokenEvent) -> None:
             if event.finish is not None and pinned.set_running_or_notify_cancel():
@@ -60,6 +64,9 @@ class Pinning:
             raise InvalidRequest("the prefix was cancelled before it was computed")
         if event.error is not None:
             raise event.error
+        before = self._cache.pinned(request.tenant, request.prompt, shared)
+        if before is not None:
+            return before
         if not self._cache.pin_fits(len(request.prompt)):  # others were pinned meanwhile
             raise self._too_much(request)
         info = self._cache.pin(number, request.tenant, request.prompt, shared, name)

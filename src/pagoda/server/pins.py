@@ -1,0 +1,188 @@
+"""`/v1/cache/pins`: prefixes that are computed now and stay. Each belongs to a tenant; an administrator sees all.
+
+Knows the wire format and who may do what; how a prefix is computed and pinned is the engine's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from pagoda.errors import InvalidRequest, MemoryLimit
+from pagoda.openings import FORMS, parse_opening
+from pagoda.plan import Capacity
+from pagoda.server.asgi import json_response, read_body, while_connected
+from pagoda.server.desk import Desk
+from pagoda.server.errors import HttpFailure
+from pagoda.server.identity import Caller, caller_of
+from pagoda.types import PinInfo
+
+PREFIX = "pin-"
+
+
+class PinAnswer(msgspec.Struct):
+    """A pin."""
+
+    id: str
+    owner: str
+    shared: bool
+    name: str
+    created: int
+    tokens: int
+    pages: int
+    bytes: int | None
+    hits: int
+    object: str = "cache.pin"
+
+
+class PinList(msgspec.Struct):
+    """The pins that the caller may see."""
+
+    data: list[PinAnswer]
+    object: str = "list"
+
+
+class PinDeleted(msgspec.Struct):
+    """A pin that was let go."""
+
+    id: str
+    deleted: bool = True
+    object: str = "cache.pin"
+
+
+class Allowance:
+    """What tenants are about to pin for themselves: it counts at once, so that two together are not too much."""
+
+    def __init__(self) -> None:
+        self._pending: Counter[str] = Counter()
+
+    @contextmanager
+    def take(self, tenant: str, tokens: int, desk: Desk) -> Iterator[None]:
+        """For so many more tokens, within `ServerConfig.tenant_pin_tokens`.
+
+        Raises:
+            HttpFailure: 409, it would be too much.
+        """
+        most = desk.config.tenant_pin_tokens
+        held = sum(pin.tokens for pin in desk.engine.list_pins() if pin.owner == tenant and not pin.shared)
+        taken = held + self._pending[tenant]
+        if taken + tokens > most:
+            raise HttpFailure(
+                409,
+                f"{tokens} tokens to pin, and of the {most} that one tenant may pin for itself {taken} are taken: "
+                "pin less, delete a pin, or ask an administrator",
+                code="pins_full",
+            )
+        self._pending[tenant] += tokens
+        try:
+            yield
+        finally:
+            self._pending[tenant] -= tokens
+
+    def check(self) -> None:
+        """Assert that nothing is taken twice or given back twice."""
+        assert all(tokens >= 0 for tokens in self._pending.values())
+
+
+def wire_pin(pin: PinInfo, capacity: Capacity) -> PinAnswer:
+    """A pin as it is told."""
+    each = pin.pages // len(capacity.pages)
+    size = each * sum(capacity.page_bytes) if capacity.page_bytes else None
+    return PinAnswer(
+        f"{PREFIX}{pin.id}", pin.owner, pin.shared, pin.name, int(pin.created), pin.tokens, pin.pages, size, pin.hits
+    )
+
+
+async def create_pin(request: Request) -> Response:
+    """Compute a prefix, pin it, and say what it takes."""
+    desk: Desk = request.app.state.desk
+    caller = caller_of(request)
+    raw = _decoded(await read_body(request, desk.config.max_body_bytes))
+    opening = parse_opening(raw, more=("shared",))
+    shared = _shared(raw.get("shared"), caller)
+    if isinstance(opening.content, str):
+        desk.refuse_hopeless(len(opening.content))
+
+    async def pinned() -> PinInfo:
+        prompt = await desk.pool.run(lambda: opening.encode(desk.tokenizer))
+        if shared:
+            return await asyncio.wrap_future(desk.engine.pin(prompt, caller.tenant, True, opening.name))
+        allowance: Allowance = request.app.state.allowance
+        with allowance.take(caller.tenant, len(prompt), desk):
+            return await asyncio.wrap_future(desk.engine.pin(prompt, caller.tenant, False, opening.name))
+
+    try:
+        info = await while_connected(request.receive, pinned())
+    except InvalidRequest as error:
+        if error.param == "prompt":
+            error.param = next(form for form in FORMS if raw.get(form) is not None)
+        raise
+    except MemoryLimit as error:
+        raise HttpFailure(409, str(error), code="pins_full") from None
+    return json_response(wire_pin(info, desk.engine.capacity), 201)
+
+
+async def list_pins(request: Request) -> Response:
+    """The caller's pins; all, if it is an administrator."""
+    desk: Desk = request.app.state.desk
+    caller = caller_of(request)
+    seen = [pin for pin in desk.engine.list_pins() if _belongs(pin, caller)]
+    return json_response(PinList([wire_pin(pin, desk.engine.capacity) for pin in seen]))
+
+
+async def show_pin(request: Request) -> Response:
+    """One pin."""
+    desk: Desk = request.app.state.desk
+    return json_response(wire_pin(_found(request, desk), desk.engine.capacity))
+
+
+async def delete_pin(request: Request) -> Response:
+    """Let a pin go: from then on its pages may be evicted."""
+    desk: Desk = request.app.state.desk
+    pin = _found(request, desk)
+    desk.engine.unpin(pin.id)
+    return json_response(PinDeleted(f"{PREFIX}{pin.id}"))
+
+
+def _found(request: Request, desk: Desk) -> PinInfo:
+    """The pin of the path; another's is as if it were not there."""
+    caller, name = caller_of(request), request.path_params["id"]
+    for pin in desk.engine.list_pins():
+        if name == f"{PREFIX}{pin.id}" and _belongs(pin, caller):
+            return pin
+    raise HttpFailure(404, f"there is no pin {name!r}; GET /v1/cache/pins lists yours", code="pin_not_found")
+
+
+def _belongs(pin: PinInfo, caller: Caller) -> bool:
+    """Whether a caller may see and delete a pin. What serves every tenant is the administrators'."""
+    return caller.administrator or (pin.owner == caller.tenant and not pin.shared)
+
+
+def _shared(asked: Any, caller: Caller) -> bool:
+    if asked is None:
+        return caller.administrator
+    if not isinstance(asked, bool):
+        raise InvalidRequest(f"shared must be true or false, got {asked!r:.80}", "shared")
+    if asked and not caller.administrator:
+        raise HttpFailure(
+            403, "only an administrator's pin serves every tenant: leave shared out", code="administrators_only",
+            param="shared",
+        )  # fmt: skip
+    return asked
+
+
+def _decoded(body: bytes) -> dict[str, Any]:
+    try:
+        raw = msgspec.json.decode(body)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"the body is not valid JSON: {error}") from None
+    if not isinstance(raw, dict):
+        raise InvalidRequest(f"the body must be a JSON object with one of {', '.join(FORMS)}; got {raw!r:.80}")
+    return raw
