@@ -6,9 +6,9 @@ Knows the wire format and who may do what; how a prefix is computed and pinned i
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
@@ -58,37 +58,29 @@ class PinDeleted(msgspec.Struct):
 
 
 class Allowance:
-    """What tenants are about to pin for themselves: it counts at once, so that two together are not too much."""
+    """What tenants may pin for themselves. A tenant's pins are made one after another: two at once are not too much."""
 
     def __init__(self) -> None:
-        self._pending: Counter[str] = Counter()
+        self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
-    @contextmanager
-    def take(self, tenant: str, tokens: int, desk: Desk) -> Iterator[None]:
+    @asynccontextmanager
+    async def take(self, tenant: str, tokens: int, desk: Desk) -> AsyncIterator[None]:
         """For so many more tokens, within `ServerConfig.tenant_pin_tokens`.
 
         Raises:
             HttpFailure: 409, it would be too much.
         """
-        most = desk.config.tenant_pin_tokens
-        held = sum(pin.tokens for pin in desk.engine.list_pins() if pin.owner == tenant and not pin.shared)
-        taken = held + self._pending[tenant]
-        if taken + tokens > most:
-            raise HttpFailure(
-                409,
-                f"{tokens} tokens to pin, and of the {most} that one tenant may pin for itself {taken} are taken: "
-                "pin less, delete a pin, or ask an administrator",
-                code="pins_full",
-            )
-        self._pending[tenant] += tokens
-        try:
+        async with self._turns[tenant]:
+            most = desk.config.tenant_pin_tokens
+            taken = sum(pin.tokens for pin in desk.engine.list_pins() if pin.owner == tenant and not pin.shared)
+            if taken + tokens > most:
+                raise HttpFailure(
+                    409,
+                    f"{tokens} tokens to pin, and of the {most} that one tenant may pin for itself {taken} are taken: "
+                    "pin less, delete a pin, or ask an administrator",
+                    code="pins_full",
+                )
             yield
-        finally:
-            self._pending[tenant] -= tokens
-
-    def check(self) -> None:
-        """Assert that nothing is taken twice or given back twice."""
-        assert all(tokens >= 0 for tokens in self._pending.values())
 
 
 def wire_pin(pin: PinInfo, capacity: Capacity) -> PinAnswer:
@@ -115,7 +107,7 @@ async def create_pin(request: Request) -> Response:
         if shared:
             return await asyncio.wrap_future(desk.engine.pin(prompt, caller.tenant, True, opening.name))
         allowance: Allowance = request.app.state.allowance
-        with allowance.take(caller.tenant, len(prompt), desk):
+        async with allowance.take(caller.tenant, len(prompt), desk):
             return await asyncio.wrap_future(desk.engine.pin(prompt, caller.tenant, False, opening.name))
 
     try:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import uvicorn
 
 from pagoda.config import ServerConfig
-from pagoda.errors import InvalidConfig
+from pagoda.errors import InvalidConfig, PagodaError
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -141,6 +141,8 @@ class Process:
                 await asyncio.to_thread(self._prepare)
         except Exception as error:
             if not self._http.should_exit:  # else it was stopped, or the engine died
+                if not isinstance(error, PagodaError):
+                    logger.exception("the server could not be made ready")
                 self._fail(str(error))
             return
         if not self._http.should_exit:
