@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 
 import pytest
@@ -236,12 +237,16 @@ def test_a_victim_computes_again_only_what_was_evicted():
     assert len(on.runner.plans) <= len(off.runner.plans), "sglang#26248: decoding collapses after a retraction"
 
 
-def test_whoever_is_preempted_is_named():
+def test_whoever_is_preempted_is_named(caplog):
     """vllm PR#42827: the log never says who."""
+    caplog.set_level(logging.INFO, "pagoda.engine.scheduler")
     asks = [Ask((i, 2, 3, 4, 5), 30, seed=i, ignore_eos=True) for i in range(6)]
     traffic = played(asks, pages=(12,), chunk=16)
     per = {str(i): traffic.events[str(i), 0][-1].timings.preemptions for i in range(6)}
     assert {name: traffic.observer.victims.count(name) for name in per} == per
+    logged = [record.getMessage() for record in caplog.records]
+    assert [line.split()[1].rstrip(",") for line in logged] == traffic.observer.victims
+    assert all("lost its pages to" in line for line in logged)
 
 
 @pytest.mark.parametrize("prefix_cache", [True, False])

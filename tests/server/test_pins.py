@@ -353,6 +353,16 @@ def test_no_explanation_unless_it_is_asked_for(server: Many) -> None:
     assert server.as_("a", "POST", "/v1/completions", body | {"explain": "yes"}).error["param"] == "explain"
 
 
+def test_hits_and_misses_below_a_page_are_told(server: Many) -> None:
+    """vllm#51198, #53749: no hits below a block, nothing in the log that says so."""
+    assert server.cached("a", "12345") == 0
+    assert (told(server, "123x")["matched_tokens"], told(server, "123x")["cause"]) == (3, "whole")
+    assert told(server, "12y4")["cause"] == "different_token"
+    seen = values(server.app.state.observer)
+    assert seen["pagoda_prefix_missed_tokens_total{cause=never_seen}"] == 4
+    assert seen["pagoda_prefix_missed_tokens_total{cause=different_token}"] == 1
+
+
 def test_an_evicted_prompt_is_told_so(server: Many) -> None:
     server.complete("a", PLAIN)
     server.crowd()
