@@ -226,8 +226,8 @@ class LLM:
         cache, capacity = completion.choices[0].cache, self._engine.capacity
         if cache is None:
             return None
-        pace = self._engine.prompt_token_s()
-        return explain_prefix(self.tokenizer, completion.prompt, cache, capacity.page_size, len(capacity.pages), pace)
+        speed = self._engine.prompt_token_s()
+        return explain_prefix(self.tokenizer, completion.prompt, cache, capacity.page_size, len(capacity.pages), speed)
 
     def stream(self, prompt: Prompt | Sequence[Message], params: SamplingParams | None = None) -> Stream:
         """Events as they come, up to the last of each choice. Closing the stream cancels the request.

@@ -36,15 +36,15 @@ class Opening:
     line: int = 0
     """Of its file, from 1; 0 if it has none."""
 
-    def encode(self, tokenizer: Encoder) -> tuple[int, ...]:
-        """Its tokens: those that every prompt which begins with it has.
+    def encode(self, tokenizer: Encoder, most: int | None = None) -> tuple[int, ...]:
+        """Its tokens: those that every prompt which begins with it has. `most` is what the context holds.
 
         Raises:
             InvalidRequest: it cannot be encoded.
         """
         if self.form == "messages":
-            return chat_opening(tokenizer, self.content)
-        return text_opening(tokenizer, self.content) if self.form == "text" else tuple(self.content)
+            return chat_opening(tokenizer, self.content, most)
+        return text_opening(tokenizer, self.content, most) if self.form == "text" else tuple(self.content)
 
     @property
     def as_dict(self) -> dict[str, Any]:

@@ -131,7 +131,10 @@ def test_a_pin_that_was_let_go_is_gone(server: Many) -> None:
         ({"text": "x", "nam": "y"}, 400, "nam", "an opening has no field 'nam'"),
         ({"text": "x", "name": 5}, 400, "name", "name must be a string"),
         ({"text": "x", "shared": "yes"}, 400, "shared", "shared must be true or false"),
-        ({"text": "x" * 600}, 400, "text", "the prompt has 600 tokens and the context holds 512"),
+        ({"text": "x" * 550}, 400, "text", "the prompt has 550 tokens and the context holds 512"),
+        ({"text": "x" * 900}, 400, "text", "text has about 900 tokens and the context holds 512"),
+        ({"text": "x" * 5000}, 400, "text", "has about 5000 tokens"),
+        ({"messages": [{"role": "user", "content": "x" * 900}]}, 400, "messages", "messages has about 907 tokens"),
         ([1], 400, None, "must be a JSON object"),
         (b"{", 400, None, "not valid JSON"),
     ],
@@ -340,6 +343,18 @@ def test_a_stream_explains_in_its_last_chunk(server: Many, usage: bool) -> None:
         assert ("usage" in last) == usage
         assert last["explain"]["cache"][0]["cause"] in ("whole", "different_token")
         assert not any("explain" in event for event in events[:-2])
+
+
+def test_openais_client_takes_an_explanation(server: Many) -> None:
+    with server.client() as client:
+        ask = client.chat.completions.create
+        asked: Any = {"model": MODEL, "messages": SYSTEM, "max_tokens": 2, "extra_body": {"explain": True}}
+        extra = ask(**asked).model_extra
+        assert extra is not None
+        assert extra["explain"]["cache"][0]["cause"] == "never_seen"
+        chunks = list(ask(**asked, stream=True))
+        assert chunks[-1].model_extra is not None
+        assert chunks[-1].model_extra["explain"]["cache"][0]["cause"] == "whole"
 
 
 def test_no_explanation_unless_it_is_asked_for(server: Many) -> None:

@@ -136,9 +136,7 @@ class KVCache:
         most = min(pool.pages - pool.fixed for pool in self._pools)
         return self.prefixes and self.pages_for(tokens) + self._reserve <= most
 
-    def pin(
-        self, number: int, owner: str, tokens: tuple[int, ...], shared: bool = True, name: str = ""
-    ) -> PinInfo | None:
+    def pin(self, number: int, owner: str, tokens: tuple[int, ...], shared: bool, name: str = "") -> PinInfo | None:
         """Pin a prefix, for all keys if it is shared, else for its owner's, which is the owner's name.
 
         None if it is no longer in the cache as a whole.

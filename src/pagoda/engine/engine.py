@@ -22,8 +22,8 @@ from pagoda.config import SchedulerConfig
 from pagoda.engine.doors import Runner, Tokenizer
 from pagoda.engine.finish import Finish, News, last_event
 from pagoda.engine.open_requests import OpenRequests
-from pagoda.engine.pace import Pace
 from pagoda.engine.pinning import Pinning
+from pagoda.engine.prompt_speed import PromptSpeed
 from pagoda.engine.request import RequestState, Sink, Wake
 from pagoda.engine.roster import Roster
 from pagoda.engine.scheduler import Scheduler
@@ -81,7 +81,7 @@ class Engine:
         self._finish = Finish(tokenizer)
         self._requests = OpenRequests(config.max_queued, observer)
         self._watchdog = Watchdog(self._requests, config.stall_s, self._die)
-        self._pace = Pace()
+        self._prompt_speed = PromptSpeed()
         self._ids = count()
         self._ordered = threading.Condition()
         self._orders: list[Callable[[], object]] = []
@@ -161,7 +161,7 @@ class Engine:
 
     def prompt_token_s(self) -> float | None:
         """Seconds that computing a prompt's token takes, by the steps of late; None before the first such step."""
-        return self._pace.prompt_token_s
+        return self._prompt_speed.token_s
 
     def cache_report(self) -> CacheReport:
         """What every KV page is used for, about now."""
@@ -225,7 +225,7 @@ class Engine:
         """Wait for a plan, and send out what it produced."""
         result = self._runner.finish(handle)
         self._watchdog.beat()
-        self._pace.add(plan.rows, result.seconds)
+        self._prompt_speed.add(plan.rows, result.seconds)
         now, news = time.monotonic(), []
         for sampled in result.sampled:
             sequence = self._roster.live.get(sampled.sequence)

@@ -152,13 +152,13 @@ class Desk:
         self, requests: Sequence[GenerateRequest], caches: Sequence[CacheExplanation | None]
     ) -> list[PrefixExplanation | None]:
         """What was found of each request's prompt, and why no more; off the event loop, as a prompt may be long."""
-        capacity, pace = self.engine.capacity, self.engine.prompt_token_s()
+        capacity, speed = self.engine.capacity, self.engine.prompt_token_s()
 
         def explained(request: GenerateRequest, cache: CacheExplanation | None) -> PrefixExplanation | None:
             if cache is None:
                 return None
             groups = len(capacity.pages)
-            return explain_prefix(self.tokenizer, request.prompt, cache, capacity.page_size, groups, pace)
+            return explain_prefix(self.tokenizer, request.prompt, cache, capacity.page_size, groups, speed)
 
         def all_of_them() -> list[PrefixExplanation | None]:
             return list(map(explained, requests, caches))

@@ -16,12 +16,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pagoda.errors import InvalidRequest, MemoryLimit
-from pagoda.openings import FORMS, parse_opening
+from pagoda.openings import FORMS, Opening, parse_opening
 from pagoda.plan import Capacity
 from pagoda.server.asgi import json_response, read_body, while_connected
 from pagoda.server.desk import Desk
 from pagoda.server.errors import HttpFailure
 from pagoda.server.identity import Caller, caller_of
+from pagoda.server.openai.chat import text_parts
 from pagoda.types import PinInfo
 
 PREFIX = "pin-"
@@ -99,11 +100,11 @@ async def create_pin(request: Request) -> Response:
     raw = _decoded(await read_body(request, desk.config.max_body_bytes))
     opening = parse_opening(raw, more=("shared",))
     shared = _shared(raw.get("shared"), caller)
-    if isinstance(opening.content, str):
-        desk.refuse_hopeless(len(opening.content))
+    desk.refuse_hopeless(_characters(opening))
+    most = desk.engine.capacity.max_model_len
 
     async def pinned() -> PinInfo:
-        prompt = await desk.pool.run(lambda: opening.encode(desk.tokenizer))
+        prompt = await desk.pool.run(lambda: opening.encode(desk.tokenizer, most))
         if shared:
             return await asyncio.wrap_future(desk.engine.pin(prompt, caller.tenant, True, opening.name))
         allowance: Allowance = request.app.state.allowance
@@ -155,6 +156,14 @@ def _found(request: Request, desk: Desk) -> PinInfo:
 def _belongs(pin: PinInfo, caller: Caller) -> bool:
     """Whether a caller may see and delete a pin. What serves every tenant is the administrators'."""
     return caller.administrator or (pin.owner == caller.tenant and not pin.shared)
+
+
+def _characters(opening: Opening) -> int:
+    """How much of an opening is to be tokenised."""
+    if opening.form == "messages":
+        parts = [part for message in opening.content for part in text_parts(message.get("content"))]
+        return sum(len(part) for part in parts if isinstance(part, str))
+    return len(opening.content) if opening.form == "text" else 0
 
 
 def _shared(asked: Any, caller: Caller) -> bool:

@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
-from pagoda.errors import InvalidRequest
+from pagoda.errors import InvalidRequest, PromptTooLong
 
 WORDS = ("a", "The", "Zoé", "7", "(", "'s", '"', "<", "中", "é", " x", "\n", "\n\nx", "\t", "")
 """Beginnings of a message that share no first character, nor any token."""
-BREAKS = (" a", " The", "\n", "\n\nx", ".", ",", " 7", "")
+BREAKS = (" a", " The", "\n", "\n\nx", ".", ",", " 7")
 """What may follow a text that is not to be cut within a word."""
+SLACK = 64
+"""Tokens by which one prompt may be longer than what it shares with the others."""
 FOLLOWERS = {"system": "user", "developer": "user", "assistant": "user", "user": "assistant", "tool": "assistant"}
 """Whose turn comes next."""
 
@@ -34,18 +36,27 @@ class Encoder(Protocol):
         ...
 
 
-def chat_opening(tokenizer: Encoder, messages: Sequence[Mapping[str, object]]) -> tuple[int, ...]:
+def chat_opening(
+    tokenizer: Encoder, messages: Sequence[Mapping[str, object]], most: int | None = None
+) -> tuple[int, ...]:
     """The tokens with which every conversation begins that begins with these messages.
+
+    Args:
+        tokenizer: the model's.
+        messages: at least one.
+        most: tokens that the context holds; what is much longer is refused before much is done.
 
     Raises:
         InvalidRequest: messages that are malformed or that the model's template refuses, or that share nothing with
             what follows on them.
+        PromptTooLong: far more than `most` tokens.
     """
     whole, refusal = _accepted(tokenizer, messages)
     role = messages[-1].get("role")
     follower = FOLLOWERS.get(role, "user") if isinstance(role, str) else "user"
     prompts = [] if whole is None or follower == "user" else [whole]
     for content in WORDS:
+        _check_length(prompts[:1], most, "messages")
         prompt, why = _accepted(tokenizer, [*messages, {"role": follower, "content": content}])
         refusal = refusal or why
         if prompt is not None:
@@ -55,13 +66,16 @@ def chat_opening(tokenizer: Encoder, messages: Sequence[Mapping[str, object]]) -
     return _checked(shared_start(prompts), "messages")
 
 
-def text_opening(tokenizer: Encoder, text: str) -> tuple[int, ...]:
+def text_opening(tokenizer: Encoder, text: str, most: int | None = None) -> tuple[int, ...]:
     """The tokens with which every prompt begins that begins with this text and goes on after a word's end.
 
     Raises:
         InvalidRequest: the text is no Unicode, or shares nothing with what follows on it.
+        PromptTooLong: far more than `most` tokens.
     """
-    return _checked(shared_start([tokenizer.encode_prompt(text + more) for more in BREAKS]), "text")
+    prompts = [tokenizer.encode_prompt(text)]
+    _check_length(prompts, most, "text")
+    return _checked(shared_start([*prompts, *(tokenizer.encode_prompt(text + more) for more in BREAKS)]), "text")
 
 
 def shared_start(prompts: Iterable[Sequence[int]]) -> tuple[int, ...]:
@@ -81,6 +95,16 @@ def _accepted(
         return tokenizer.encode_chat(messages), None
     except InvalidRequest as error:
         return None, error
+
+
+def _check_length(prompts: Sequence[Sequence[int]], most: int | None, field: str) -> None:
+    """Refuse what would be tokenised many times over, and not fit in the end."""
+    for prompt in prompts:
+        if most is not None and len(prompt) > most + SLACK:
+            raise PromptTooLong(
+                f"{field} has about {len(prompt)} tokens and the context holds {most}, output included: shorten it",
+                field,
+            )
 
 
 def _checked(tokens: tuple[int, ...], field: str) -> tuple[int, ...]:

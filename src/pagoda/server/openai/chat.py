@@ -123,12 +123,12 @@ def parse(body: bytes, desk: Desk) -> Call:
 
 
 def _encode(desk: Desk, messages: Sequence[dict[str, Any]]) -> list[Sequence[int]]:
-    parts = [part for message in messages for part in _parts(message.get("content"))]
+    parts = [part for message in messages for part in text_parts(message.get("content"))]
     desk.refuse_hopeless(sum(len(part) for part in parts if isinstance(part, str)))
     return [desk.tokenizer.encode_chat(messages)]
 
 
-def _parts(content: Any) -> list[Any]:
+def text_parts(content: Any) -> list[Any]:
     """The texts of a message's content, whatever else it may hold."""
     if isinstance(content, list):
         return [part.get("text") for part in content if isinstance(part, dict)]
