@@ -42,6 +42,9 @@ def serve(
     max_output_tokens: Annotated[
         int, typer.Option(help="Cap on the output of any one choice.", rich_help_panel=_PANEL)
     ] = _SERVER.max_output_tokens,
+    tenant_pin_tokens: Annotated[
+        int, typer.Option(help="Most tokens that one tenant may pin for itself.", rich_help_panel=_PANEL)
+    ] = _SERVER.tenant_pin_tokens,
     threads: Threads = None,
     max_num_seqs: MaxNumSeqs = SCHEDULER.max_num_seqs,
     max_model_len: MaxModelLen = None,
@@ -76,7 +79,11 @@ def serve(
 
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     config = ServerConfig(
-        host=host, port=port, served_model_name=served_model_name, max_output_tokens=max_output_tokens
+        host=host,
+        port=port,
+        served_model_name=served_model_name,
+        max_output_tokens=max_output_tokens,
+        tenant_pin_tokens=tenant_pin_tokens,
     )
     wanted = engine_config(
         model,
