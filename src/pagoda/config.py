@@ -79,6 +79,8 @@ class SchedulerConfig:
     """Most requests waiting or running; one more is refused."""
     stall_s: float = 30.0
     """Seconds without progress after which the engine is declared dead."""
+    speculate: str = "auto"
+    """Whose guesses of next tokens steps verify: auto, ngram or off. auto is ngram where it pays."""
     prefix_cache: bool = True
     """Keep the KV of what was computed, and find it again as the beginning of later prompts."""
 

@@ -51,6 +51,7 @@ class EngineOptions(TypedDict, total=False):
     max_queued: int
     stall_s: float
     prefix_cache: bool
+    speculate: str
 
 
 def engine_config(model: str, **options: Unpack[EngineOptions]) -> EngineConfig:

@@ -33,7 +33,7 @@ class Batcher:
         self._slots = 0
 
     def batch(self, plan: StepPlan) -> tuple[Step, list[Draw]]:
-        """The step of one plan, and a draw for each chunk that samples, in the plan's order."""
+        """The step of one plan, and a draw for each chunk that samples, in the plan's order, with its drafts."""
         starts = tuple(self._start(start) for start in plan.starts)
         chunks = [(self._known[c.sequence], c) for c in plan.chunks]
         counts = [len(c.tokens) for c in plan.chunks]
@@ -43,7 +43,15 @@ class Batcher:
             positions=_positions(plan.chunks),
             sequences=np.repeat(np.arange(len(counts), dtype=np.int32), counts),
             tables=tuple(self._table(chunks, group) for group in range(self._groups)),
-            sampled=(ends - 1)[[c.samples for c in plan.chunks]],
+            sampled=np.array(
+                [
+                    r
+                    for c, end in zip(plan.chunks, ends.tolist(), strict=True)
+                    if c.samples
+                    for r in range(end - 1 - c.drafts, end)
+                ],
+                np.int32,
+            ),
             slots=np.array([known.slot for known, _ in chunks], np.int32),
             copies=tuple((c.group, c.source, c.target, c.slots) for c in plan.copies),
             starts=starts,
@@ -81,7 +89,7 @@ class Batcher:
 
 
 def _positions(chunks: Iterable[Chunk]) -> Ints:
-    return np.array([p for c in chunks for p in range(c.start, c.end)], np.int32)
+    return np.array([p for c in chunks for p in range(c.start, c.start + len(c.tokens))], np.int32)
 
 
 def _draw(known: _Known, chunk: Chunk) -> Draw:
@@ -100,6 +108,7 @@ def _draw(known: _Known, chunk: Chunk) -> Draw:
         presence=p.presence_penalty,
         top_k=p.top_k,
         logprobs=-1 if p.logprobs is None else p.logprobs,
+        drafts=chunk.drafts,
     )
 
 

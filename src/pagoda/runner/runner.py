@@ -50,11 +50,10 @@ class Runner:
     def finish(self, handle: Handle) -> StepResult:
         """Wait for a plan's result."""
         out = handle.pending.wait()
+        reports = (report for report, count in zip(handle.reports, out.counts, strict=True) for _ in range(count))
         sampled = tuple(
             Sampled(sequence, token, TokenLogprob(token, logprob, top) if wanted else None)
-            for (sequence, wanted), token, logprob, top in zip(
-                handle.reports, out.tokens, out.logprobs, out.top, strict=True
-            )
+            for (sequence, wanted), token, logprob, top in zip(reports, out.tokens, out.logprobs, out.top, strict=True)
         )
         return StepResult(handle.plan.number, sampled, out.seconds)
 
