@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
 from pagoda.errors import InvalidConfig
@@ -80,7 +81,9 @@ class SchedulerConfig:
     stall_s: float = 30.0
     """Seconds without progress after which the engine is declared dead."""
     speculate: str = "auto"
-    """Whose guesses of next tokens steps verify: auto, ngram or off. auto is ngram where it pays."""
+    """Whose guesses of next tokens steps verify, where that pays: auto or ngram (what followed the same words before),
+    self:K (that, and the model's first K layers), or off.
+    """
     prefix_cache: bool = True
     """Keep the KV of what was computed, and find it again as the beginning of later prompts."""
 
@@ -88,6 +91,10 @@ class SchedulerConfig:
         """Check every range."""
         for name in ("max_num_seqs", "chunk", "steps_in_flight", "max_queued", "stall_s"):
             _positive(name, getattr(self, name))
+        if not re.fullmatch(r"auto|ngram|off|self:[1-9]\d{0,3}", self.speculate):
+            raise InvalidConfig(
+                f"speculate must be auto, ngram, off or self:K with a number of layers K, got {self.speculate!r}"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import queue
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,6 +19,9 @@ from pagoda.backends.cpu import CpuBackend, rope_table
 from pagoda.catalog import ModelFile
 from pagoda.config import SchedulerConfig
 from pagoda.engine import Engine
+from pagoda.engine.request import Sequence as Underway
+from pagoda.engine.speculation import Controller
+from pagoda.engine.speculation.drafter import Drafter, Guess
 from pagoda.models import build, read_config
 from pagoda.obs.observer import EngineState, NoObserver
 from pagoda.plan import Capacity, Chunk, SequenceStart, StepPlan, StepResult
@@ -63,7 +66,7 @@ def opened(
     with ModelFile(path) as source:
         model = build(source, read_config(source), cpu.weights, lambda f, n: rope_table(f, n, adjacent=True), longest)
     store = cpu.kv_store(model.groups, [pages], page_size, kv_format)
-    runner = Runner(cpu, model, store, Capacity((pages,), page_size, longest, model.vocabulary, "any"))
+    runner = Runner(cpu, model, store, Capacity((pages,), page_size, longest, model.vocabulary, "any"), guess_layers=1)
     yield runner
     runner.check()
     runner.close()
@@ -124,6 +127,10 @@ class Seen(NoObserver):
     ahead: int = 0
     """Chunks whose token was still in flight."""
 
+    accepted: int = 0
+    rejected: int = 0
+    """Drafts."""
+
     def stepped(self, plan: StepPlan, result: StepResult, state: EngineState) -> None:
         if plan.rows == len(plan.chunks):
             self.rows[plan.rows] += 1
@@ -134,11 +141,48 @@ class Seen(NoObserver):
         self.preemptions += 1
 
 
+class Knowing:
+    """A drafter that knows what the baseline gave, and is wrong at every so many-th place."""
+
+    name = "knowing"
+    seconds = 0.0
+    blind = False
+
+    def __init__(self, outputs: Callable[[int, int], Sequence[int]], wrong: int | None) -> None:
+        self._outputs = outputs
+        self._wrong = wrong
+
+    def follow(self, sequence: Underway, most: int) -> int:
+        return 0
+
+    def guess(self, sequence: Underway, most: int) -> Guess:
+        output = self._outputs(int(sequence.state.request.id), sequence.choice)
+        at = sequence.known - len(sequence.prompt)
+        tokens = [t if self._wrong is None or i % self._wrong else int(t == 0) for i, t in enumerate(output)]
+        guessed = tuple(tokens[at : at + most])
+        return Guess(guessed, (0.5,) * len(guessed))
+
+    def verified(self, sequence: Underway, asked: int, right: int) -> None:
+        assert 0 <= right <= asked
+
+    def forget(self, sequence: Underway) -> None:
+        pass
+
+    def check(self) -> None:
+        pass
+
+
 def through_engine(
-    runner: Runner, asks: Sequence[Ask], config: SchedulerConfig, seen: Seen, arrival: str = "together", rounds: int = 1
+    runner: Runner,
+    asks: Sequence[Ask],
+    config: SchedulerConfig,
+    seen: Seen,
+    arrival: str = "together",
+    rounds: int = 1,
+    drafters: Sequence[Drafter] = (),
 ) -> list[dict[tuple[int, int], Line]]:
     """The outputs by (request, choice), of each round of the same requests through one engine."""
-    engine = Engine(runner, NoText(), config, seen)
+    engine = Engine(runner, NoText(), config, seen, speculation=Controller(drafters, always=True))
     lines = [_round(engine, asks, seen, arrival, first=i == 0) for i in range(rounds)]
     engine.close()
     engine._roster.check()
@@ -167,6 +211,8 @@ def _round(
         tokens[key].extend(event.token_ids)
         logprobs[key].extend(event.logprobs)
         seen.cached += event.cached_tokens
+        seen.accepted += event.accepted_drafts
+        seen.rejected += event.rejected_drafts
         if event.finish is not None:
             assert event.finish is FinishReason.LENGTH, event
             left -= 1

@@ -20,15 +20,15 @@ from typing import Any, NamedTuple
 
 from pagoda.cache import KVCache
 from pagoda.config import SchedulerConfig
+from pagoda.engine import request
 from pagoda.engine.doors import Runner, Tokenizer
 from pagoda.engine.finish import Finish, News, last_event
 from pagoda.engine.open_requests import OpenRequests
 from pagoda.engine.pinning import Pinning
-from pagoda.engine import request
 from pagoda.engine.request import RequestState, Sink, Wake
 from pagoda.engine.roster import Roster
 from pagoda.engine.scheduler import Scheduler
-from pagoda.engine.speculation import controller
+from pagoda.engine.speculation import Controller, controller
 from pagoda.engine.watchdog import Watchdog
 from pagoda.errors import EngineDied, Overloaded
 from pagoda.obs.observer import NoObserver, Observer
@@ -68,6 +68,7 @@ class Engine:
         config: how steps are filled.
         observer: is told everything; `refused` on the thread that called `submit`.
         on_death: called once if the engine dies, after every request was ended; the process should exit non-zero.
+        speculation: who drafts; None is as `config` says.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class Engine:
         config: SchedulerConfig = _DEFAULTS,
         observer: Observer = _NOBODY,
         on_death: Callable[[EngineDied], None] | None = None,
+        speculation: Controller | None = None,
     ) -> None:
         self.capacity: Capacity = runner.capacity
         self._runner = runner
@@ -88,7 +90,7 @@ class Engine:
         self._cache = cache = KVCache(self.capacity.pages, size, config.prefix_cache, longest)
         self._pinning = Pinning(cache, self.capacity, self.submit)
         self._roster = Roster(cache)
-        self._speculation = controller(config.speculate)
+        self._speculation = speculation or controller(config.speculate)
         self._scheduler = Scheduler(config, self._roster, cache, observer, self._speculation)
         self._finish = Finish(tokenizer)
         self._requests = OpenRequests(config.max_queued, observer)

@@ -88,7 +88,7 @@ class Scheduler:
         if size <= 0:
             return
         end = sequence.computed + size
-        drafter, drafts = self._speculation.draft(sequence) if end == sequence.known else ("", ())
+        drafter, drafts = self._speculation.draft(sequence) if size == 1 and end == sequence.known else ("", ())
         if drafts:
             extension = self._cache.extend(sequence.id, sequence.computed, end + len(drafts))
             if extension.fits:  # nobody loses a page for a guess

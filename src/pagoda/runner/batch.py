@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from pagoda.backends.ops import Draw, Ints, Step
-from pagoda.plan import LAST, Chunk, SequenceStart, StepPlan
+from pagoda.plan import GUESS, LAST, Chunk, SequenceStart, StepPlan
 from pagoda.types import SamplingParams
 
 
@@ -19,8 +19,14 @@ class _Known:
     slot: int
     params: SamplingParams
     choice: int
+    guesses: int | None = None
+    """Slot of what the runner's own drafter guesses for it, from the first time on."""
     tables: dict[int, tuple[tuple[int, ...], Ints]] = field(default_factory=dict)
     """Per KV group, the plan's table and the array made of it: a table is the same object until it changes."""
+
+    def slots(self) -> tuple[int, ...]:
+        """All that it has taken."""
+        return (self.slot,) if self.guesses is None else (self.slot, self.guesses)
 
 
 class Batcher:
@@ -36,10 +42,11 @@ class Batcher:
         """The step of one plan, and a draw for each chunk that samples, in the plan's order, with its drafts."""
         starts = tuple(self._start(start) for start in plan.starts)
         chunks = [(self._known[c.sequence], c) for c in plan.chunks]
+        guesses = any(GUESS in c.tokens for c in plan.chunks)
         counts = [len(c.tokens) for c in plan.chunks]
         ends = np.cumsum(counts, dtype=np.int32)
         step = Step(
-            ids=np.array([t for c in plan.chunks for t in c.tokens], np.int32),
+            ids=np.array([t for c in plan.chunks for t in (_numbered(c) if guesses else c.tokens)], np.int32),
             positions=_positions(plan.chunks),
             sequences=np.repeat(np.arange(len(counts), dtype=np.int32), counts),
             tables=tuple(self._table(chunks, group) for group in range(self._groups)),
@@ -53,26 +60,60 @@ class Batcher:
                 np.int32,
             ),
             slots=np.array([known.slot for known, _ in chunks], np.int32),
+            guesses=np.array([known.guesses or 0 for known, _ in chunks] if guesses else [], np.int32),
             copies=tuple((c.group, c.source, c.target, c.slots) for c in plan.copies),
             starts=starts,
         )
         draws = [_draw(known, chunk) for known, chunk in chunks if chunk.samples]
         for sequence in plan.ends:
-            self._free.append(self._known.pop(sequence).slot)
+            self._free.extend(self._known.pop(sequence).slots())
         return step, draws
+
+    def guess_rounds(self, plan: StepPlan) -> list[tuple[Step, list[Draw]]]:
+        """The steps in which the runner's own drafter guesses what `plan` leaves open, one token of each sequence after
+        the other. To be called, and carried out, before `batch`.
+        """
+        chunks = [c for c in plan.chunks if GUESS in c.tokens]
+        begins: list[tuple[int, Ints]] = []
+        rounds = []
+        for i in range(max((c.drafts for c in chunks), default=0)):
+            going = [(self._known[c.sequence], c) for c in chunks if i < c.drafts]
+            if i == 0:
+                begins += [(self._guess_slot(known), np.empty(0, np.int32)) for known, _ in going]
+            rows = np.arange(len(going), dtype=np.int32)
+            step = Step(
+                ids=np.array([LAST if i else c.tokens[0] for _, c in going], np.int32),
+                positions=np.array([c.end - 1 + i for _, c in going], np.int32),
+                sequences=rows,
+                tables=tuple(self._table(going, group) for group in range(self._groups)),
+                sampled=rows,
+                slots=np.array([known.guesses if i else known.slot for known, _ in going], np.int32),
+                copies=tuple((c.group, c.source, c.target, c.slots) for c in plan.copies) if i == 0 else (),
+                starts=tuple(begins) if i == 0 else (),
+            )
+            rounds.append((step, [_guess(known, c, i) for known, c in going]))
+        return rounds
 
     def check(self) -> None:
         """Assert that every slot is free or has one sequence."""
-        taken = [known.slot for known in self._known.values()]
+        taken = [slot for known in self._known.values() for slot in known.slots()]
         assert sorted(taken + self._free) == list(range(self._slots)), (taken, self._free, self._slots)
 
     def _start(self, start: SequenceStart) -> tuple[int, Ints]:
-        if self._free:
-            slot = self._free.pop()
-        else:
-            slot, self._slots = self._slots, self._slots + 1
+        slot = self._slot()
         self._known[start.sequence] = _Known(slot, start.params, start.choice)
         return slot, np.array(start.prompt, np.int32)
+
+    def _guess_slot(self, known: _Known) -> int:
+        if known.guesses is None:
+            known.guesses = self._slot()
+        return known.guesses
+
+    def _slot(self) -> int:
+        if self._free:
+            return self._free.pop()
+        self._slots += 1
+        return self._slots - 1
 
     def _table(self, chunks: list[tuple[_Known, Chunk]], group: int) -> Ints:
         rows = []
@@ -90,6 +131,27 @@ class Batcher:
 
 def _positions(chunks: Iterable[Chunk]) -> Ints:
     return np.array([p for c in chunks for p in range(c.start, c.start + len(c.tokens))], np.int32)
+
+
+def _numbered(chunk: Chunk) -> tuple[int, ...]:
+    """Its tokens, each guess by its number: -2 is the first of them, -3 the second."""
+    first = len(chunk.tokens) - chunk.drafts
+    return tuple(GUESS - (i - first) if t == GUESS else t for i, t in enumerate(chunk.tokens))
+
+
+def _guess(known: _Known, chunk: Chunk, i: int) -> Draw:
+    """With the noise of its place, as the model itself would; without penalties: guesses have no history."""
+    assert known.guesses is not None, "a guess has no slot"
+    return replace(
+        _draw(known, chunk),
+        slot=known.guesses,
+        position=chunk.end + i,
+        repetition=1.0,
+        frequency=0.0,
+        presence=0.0,
+        logprobs=-1,
+        drafts=0,
+    )
 
 
 def _draw(known: _Known, chunk: Chunk) -> Draw:
@@ -112,4 +174,4 @@ def _draw(known: _Known, chunk: Chunk) -> Draw:
     )
 
 
-assert LAST == -1, "Step.ids takes -1 for the token sampled last, as plans do"
+assert (LAST, GUESS) == (-1, -2), "Step.ids takes the same for the token sampled last and the first guess"

@@ -8,6 +8,7 @@ from typing import Protocol
 from pagoda.backends import open_backend
 from pagoda.backends.cpu import CpuBackend, rope_table
 from pagoda.config import EngineConfig
+from pagoda.errors import InvalidConfig
 from pagoda.models import Source, build, read_config
 from pagoda.plan import Capacity
 from pagoda.runner.runner import Runner
@@ -53,4 +54,18 @@ def load_runner(source: Digested, config: EngineConfig, sizing: Sizing) -> Runne
         vocabulary=model.vocabulary,
         fingerprint=fingerprint(source.digest(), config, backend),
     )
-    return Runner(backend, model, store, capacity)
+    return Runner(backend, model, store, capacity, guess_layers(config.scheduler.speculate, model.layers))
+
+
+def guess_layers(speculate: str, layers: int) -> int:
+    """How many layers guess, by `SchedulerConfig.speculate`; 0 if they are not asked to.
+
+    Raises:
+        InvalidConfig: the model has not that many.
+    """
+    kind, _, count = speculate.partition(":")
+    if kind != "self":
+        return 0
+    if int(count) >= layers:
+        raise InvalidConfig(f"speculate={speculate}: the model has {layers} layers: name 1 to {layers - 1}")
+    return int(count)

@@ -1,7 +1,8 @@
 """`Controller`: which sequences get drafts in a step, how many, and whose; none where they do not pay.
 
 A step of R sequences gives R tokens in the time of R rows. A draft makes it longer and adds its chance of being right.
-It pays if tokens per second then are more: so a depth is chosen for each sequence in turn, given what was chosen before.
+It pays if tokens per second then are more: so a depth is chosen for each sequence in turn, given what was chosen
+before. A drafter that is not worth asking is tried now and then, for less than a hundredth of the time.
 """
 
 from __future__ import annotations
@@ -12,10 +13,14 @@ from dataclasses import dataclass
 from pagoda.engine.request import Sequence
 from pagoda.engine.speculation.drafter import MOST_DRAFTS, NO_GUESS, Drafter, Guess
 from pagoda.engine.speculation.pace import Pace
-from pagoda.plan import StepPlan, StepResult
+from pagoda.plan import GUESS, StepPlan, StepResult
 
+MOST_OF_STEP = 64
+"""Drafts of all sequences in one step: each has a row of logits."""
 GAIN = 1.03
 """Drafts must promise so many times the tokens per second: what is learned is not exact."""
+PROBES = 0.005
+"""Share of the time that may go into trying what does not seem to pay."""
 LOOKS = 512
 """Tokens that drafters look at in one step: about a millisecond, while the machine room works."""
 
@@ -46,11 +51,13 @@ class Controller:
         self._outlook = _Outlook(0, 0.0)
         self._spare = 0
         self._looks = 0
+        self._purse = dict.fromkeys(self._drafters, 0.0)
+        """Seconds that each drafter may be tried for."""
 
     def open(self, running: int, rows: int, alone: bool) -> None:
         """A step begins: so many sequences run, there are so many rows; `alone`: none of them is of a prompt."""
         self._outlook = _Outlook(running, float(running))
-        self._spare = rows - running if alone and self._drafters else 0
+        self._spare = min(rows - running, MOST_OF_STEP) if alone and self._drafters else 0
         self._looks = LOOKS
 
     def draft(self, sequence: Sequence) -> tuple[str, tuple[int, ...]]:
@@ -62,8 +69,8 @@ class Controller:
         for drafter in self._drafters.values():
             self._looks -= drafter.follow(sequence, self._looks) if self._looks > 0 else 0
             if most > 0:
-                guess = drafter.guess(sequence, most)
-                if (taken := self._worth(guess, drafter.seconds)) and sum(taken.chances) > sum(best.chances):
+                taken = self._worth(drafter.guess(sequence, most), drafter)
+                if sum(taken.chances) > sum(best.chances):
                     best, by = taken, drafter.name
         self._take(best, by)
         return by, best.tokens
@@ -83,6 +90,12 @@ class Controller:
             self._pace.measured(plan.rows, max(result.seconds - result.guessing, 1e-9))
         if gap is not None:
             self._pace.waited(gap, ahead)
+        for name in self._purse:
+            self._purse[name] += PROBES * result.seconds
+        guesses = {chunk.drafter: chunk.tokens.count(GUESS) for chunk in plan.chunks}
+        for name, most in guesses.items():
+            if most:
+                self._drafters[name].took(most, result.guessing)
 
     def verified(self, sequence: Sequence, drafter: str, asked: int, right: int) -> None:
         """Of a sequence's drafts, so many were right."""
@@ -99,30 +112,41 @@ class Controller:
         for drafter in self._drafters.values():
             drafter.check()
 
-    def _worth(self, guess: Guess, seconds: float) -> Guess | None:
-        """The beginning of a guess that gives most tokens per second; None if none gives more than there are."""
-        if self._always:
-            return guess if guess.tokens else None
-        now = self._rate(self._outlook, 0.0, 0, 0, seconds)
-        if now is None:
-            return guess if guess.tokens else None  # nothing is known yet: the first steps find out
+    def _worth(self, guess: Guess, drafter: Drafter) -> Guess:
+        """The beginning of a guess that gives most tokens per second, if it gives more than there are without."""
+        if self._always or self._pace.seconds(1) is None:  # nothing is known yet: the first steps find out
+            return guess
+        now = self._rate(0.0, 0, drafter)
         best, size, chances = now * GAIN, 0, 0.0
         for count, chance in enumerate(guess.chances, 1):
             chances += chance
-            rate = self._rate(self._outlook, chances, count, count if seconds else 0, seconds)
-            assert rate is not None
+            rate = self._rate(chances, count, drafter)
             if rate > best:
                 best, size = rate, count
-        return Guess(guess.tokens[:size], guess.chances[:size]) if size else None
+        if not size and drafter.blind and guess.tokens:
+            size = self._probe(drafter)
+        return Guess(guess.tokens[:size], guess.chances[:size]) if size else NO_GUESS
 
-    def _rate(self, outlook: _Outlook, chances: float, drafts: int, guesses: int, seconds: float) -> float | None:
+    def _probe(self, drafter: Drafter) -> int:
+        """Whether one draft is paid for already."""
+        cost = self._seconds(1, drafter) - self._seconds(0, drafter)
+        if self._purse[drafter.name] < cost:
+            return 0
+        self._purse[drafter.name] -= cost
+        return 1
+
+    def _rate(self, chances: float, drafts: int, drafter: Drafter) -> float:
         """Tokens per second with so many drafts more."""
-        pace = self._pace
+        return (self._outlook.tokens + chances) / self._seconds(drafts, drafter)
+
+    def _seconds(self, drafts: int, drafter: Drafter) -> float:
+        """How long the step takes with so many drafts more."""
+        pace, outlook = self._pace, self._outlook
         step = pace.seconds(outlook.rows + drafts)
-        if step is None:
-            return None
+        assert step is not None, "no step was measured"
         gap = pace.gap_waiting if outlook.drafts + drafts else pace.gap_ahead
-        return (outlook.tokens + chances) / (step + gap + max(outlook.guesses, guesses) * seconds)
+        guesses = max(outlook.guesses, drafts if drafter.seconds else 0)
+        return step + gap + guesses * drafter.seconds
 
     def _take(self, guess: Guess, by: str) -> None:
         count = len(guess.tokens)

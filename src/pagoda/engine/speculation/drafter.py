@@ -29,7 +29,10 @@ class Drafter(Protocol):
 
     name: str
     seconds: float
-    """What it costs the machine room to fill in one token of each sequence; 0 if tokens are given as ids."""
+    """What it costs the machine room to fill in one token of each sequence, as far as is known; 0 if none is filled in.
+    """
+    blind: bool
+    """Whether only drafts that are verified tell how often it is right."""
 
     def follow(self, sequence: Sequence, most: int) -> int:
         """Look at tokens of a sequence that it has not seen yet, at most so many; how many it looked at."""
@@ -41,6 +44,10 @@ class Drafter(Protocol):
 
     def verified(self, sequence: Sequence, asked: int, right: int) -> None:
         """Of `asked` tokens guessed, the first `right` were right."""
+        ...
+
+    def took(self, tokens: int, seconds: float) -> None:
+        """The machine room filled in so many tokens, one after the other, in so many seconds."""
         ...
 
     def forget(self, sequence: Sequence) -> None:

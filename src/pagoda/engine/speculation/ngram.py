@@ -49,6 +49,7 @@ class NgramDrafter:
 
     name = "ngram"
     seconds = 0.0
+    blind = False
 
     def __init__(self) -> None:
         self._lines: dict[int, _Line] = {}
@@ -88,7 +89,10 @@ class NgramDrafter:
         return Guess(tokens[skip:], tuple(chances[skip:]))
 
     def verified(self, sequence: Sequence, asked: int, right: int) -> None:
-        """It has judged its guesses by the tokens already."""
+        """It judges its guesses by the tokens themselves."""
+
+    def took(self, tokens: int, seconds: float) -> None:
+        """It has the machine room fill in nothing."""
 
     def forget(self, sequence: Sequence) -> None:
         """Its output is one of its tenant's recent ones now."""

@@ -14,7 +14,7 @@ _NEW = 0.15
 _OUTLIER = 2.0
 """A step that took more than so many times what was expected was disturbed."""
 _SLOPE = 0.3
-"""Of a row's share: what one row more is thought to cost beyond the largest step seen. Optimistic: trying corrects it."""
+"""Of a row's share: what one row more is thought to cost beyond the largest step seen. Optimistic: a trial tells."""
 
 
 class Pace:
