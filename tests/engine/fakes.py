@@ -233,6 +233,9 @@ def capacity(pages=(64,), page_size=4, max_model_len=64):
     return Capacity(tuple(pages), page_size, max_model_len, VOCABULARY, "fake")
 
 
-def request(capacity, prompt=(1, 2, 3), request_id="r", arrival=0.0, tenant="", **params):
+def request(capacity, prompt=(1, 2, 3), request_id="r", arrival=0.0, tenant="", speculate=True, **params):
     params.setdefault("seed", 0)
-    return validate(prompt, SamplingParams(**params), capacity, request_id=request_id, arrival=arrival, tenant=tenant)
+    return validate(
+        prompt, SamplingParams(**params), capacity, request_id=request_id, arrival=arrival, tenant=tenant,
+        speculate=speculate,
+    )  # fmt: skip

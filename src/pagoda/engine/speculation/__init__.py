@@ -9,7 +9,6 @@ from pagoda.engine.speculation.controller import Controller
 from pagoda.engine.speculation.guesser import GuessingDrafter
 from pagoda.engine.speculation.ngram import NgramDrafter
 
-
 __all__ = ["Controller", "GuessingDrafter", "NgramDrafter", "controller"]
 
 

@@ -49,6 +49,7 @@ class Controller:
         self._always = always
         self._pace = Pace()
         self._outlook = _Outlook(0, 0.0)
+        self._running = 0
         self._spare = 0
         self._looks = 0
         self._purse = dict.fromkeys(self._drafters, 0.0)
@@ -57,6 +58,7 @@ class Controller:
     def open(self, running: int, rows: int, alone: bool) -> None:
         """A step begins: so many sequences run, there are so many rows; `alone`: none of them is of a prompt."""
         self._outlook = _Outlook(running, float(running))
+        self._running = running
         self._spare = min(rows - running, MOST_OF_STEP) if alone and self._drafters else 0
         self._looks = LOOKS
 
@@ -114,8 +116,10 @@ class Controller:
 
     def _worth(self, guess: Guess, drafter: Drafter) -> Guess:
         """The beginning of a guess that gives most tokens per second, if it gives more than there are without."""
-        if self._always or self._pace.seconds(1) is None:  # nothing is known yet: the first steps find out
+        if self._always:
             return guess
+        if not self._pace.knows(self._running):  # first of all, what it takes without
+            return NO_GUESS
         now = self._rate(0.0, 0, drafter)
         best, size, chances = now * GAIN, 0, 0.0
         for count, chance in enumerate(guess.chances, 1):
@@ -143,7 +147,6 @@ class Controller:
         """How long the step takes with so many drafts more."""
         pace, outlook = self._pace, self._outlook
         step = pace.seconds(outlook.rows + drafts)
-        assert step is not None, "no step was measured"
         gap = pace.gap_waiting if outlook.drafts + drafts else pace.gap_ahead
         guesses = max(outlook.guesses, drafts if drafter.seconds else 0)
         return step + gap + guesses * drafter.seconds

@@ -50,16 +50,18 @@ class Pace:
         else:
             self.gap_waiting += _NEW * (seconds - self.gap_waiting)
 
-    def seconds(self, rows: int) -> float | None:
-        """What a step of so many rows takes; None before anything was measured."""
+    def knows(self, rows: int) -> bool:
+        """Whether steps of no more and of no fewer rows were measured."""
+        return bool(self._bases) and self._bases[0] <= rows <= self._bases[-1]
+
+    def seconds(self, rows: int) -> float:
+        """What a step of so many rows takes, at least so many as the smallest that was measured."""
         bases = self._bases
-        if not bases:
-            return None
         at = bisect_left(bases, rows)
         if at == len(bases):
             most = bases[-1]
             return self._measured[most] * (1 + _SLOPE * (rows - most) / most) * self._now
-        if bases[at] == rows or at == 0:
+        if bases[at] == rows:
             return self._measured[bases[at]] * self._now
         low, high = bases[at - 1], bases[at]
         share = (rows - low) / (high - low)
