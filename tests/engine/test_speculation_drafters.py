@@ -100,7 +100,7 @@ def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_odds_are_learned_from_every_token() -> None:
-    """A text that repeats itself makes it sure, one that never goes on as before makes it unsure; there are no drafts."""
+    """A text that repeats itself makes it sure, one that never goes on as before makes it unsure, with no draft."""
     rng = random.Random(0)
 
     def surety(outputs: list[int]) -> float:

@@ -308,7 +308,7 @@ def _known_ids(step: Step, slots: ReferenceSlots) -> Ints:
         if ids[row] == -1:
             ids[row] = slots.last(int(step.slots[sequence]))
         else:
-            ids[row] = slots.tokens(int(step.guesses[sequence]))[1][-2 - ids[row]]
+            ids[row] = slots.guess(int(step.guesses[sequence]), -2 - int(ids[row]))
     return ids
 
 
@@ -318,7 +318,10 @@ Drawn = tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...], tuple[tuple[t
 def _sample(outputs: dict[str, Floats], step: Step, slots: ReferenceSlots, draws: Sequence[Draw]) -> Drawn:
     """Each draw's count of tokens; then tokens, log-probabilities and likeliest tokens. The tokens join their slots."""
     if LOGITS not in outputs or sum(1 + draw.drafts for draw in draws) != len(step.sampled):
-        raise ValueError(f"draws and drafts must be as many as the {len(step.sampled)} sampled rows, got {draws}")
+        rows = len(step.sampled)
+        raise ValueError(
+            f"one draw is needed for each of {rows} sampled rows of {LOGITS!r} that is no draft's: {draws}"
+        )
     logits, first = outputs[LOGITS], 0
     counts: list[int] = []
     tokens: list[int] = []
