@@ -12,6 +12,8 @@ from pagoda.types import SamplingParams, TokenLogprob
 
 LAST = -1
 """In `Chunk.tokens`: the token that the latest plan in flight will produce for this sequence."""
+MOST_OF_STEP = 64
+"""Drafts of all sequences in one step: each has a row of logits."""
 GUESS = -2
 """In `Chunk.tokens`, of drafts: the token that the runner's own drafter finds likeliest there."""
 

@@ -25,6 +25,7 @@ from pagoda.engine.speculation.drafter import Drafter, Guess
 from pagoda.models import build, read_config
 from pagoda.obs.observer import EngineState, NoObserver
 from pagoda.plan import Capacity, Chunk, SequenceStart, StepPlan, StepResult
+from pagoda.runner.guessing import Guesser
 from pagoda.runner.runner import Runner
 from pagoda.types import FinishReason, GenerateRequest, SamplingParams, TokenEvent, TokenLogprob
 
@@ -59,14 +60,22 @@ def prompt(length: int, vocabulary: int) -> tuple[int, ...]:
 
 @contextmanager
 def opened(
-    path: Path, kv_format: str, pages: int, page_size: int, longest: int = 512, **backend: Any
+    path: Path, kv_format: str, pages: int, page_size: int, longest: int = 512, own: bool = False, **backend: Any
 ) -> Iterator[Runner]:
-    """A runner of a model file; `backend` are `CpuBackend`'s arguments."""
+    """A runner of a model file; `backend` are `CpuBackend`'s arguments. Drafts are guessed by the model's first layer,
+    or by a model of the drafter's `own`, which is the same one.
+    """
     cpu = CpuBackend(**backend)
     with ModelFile(path) as source:
         model = build(source, read_config(source), cpu.weights, lambda f, n: rope_table(f, n, adjacent=True), longest)
     store = cpu.kv_store(model.groups, [pages], page_size, kv_format)
-    runner = Runner(cpu, model, store, Capacity((pages,), page_size, longest, model.vocabulary, "any"), guess_layers=1)
+    if own:
+        beside = cpu.kv_store(model.groups, [pages], page_size, kv_format)
+        guesser = Guesser(cpu, model, model.layers, beside, first_group=1)
+    else:
+        guesser = Guesser(cpu, model, 1, store)
+    capacity = Capacity((pages,) * (1 + own), page_size, longest, model.vocabulary, "any")
+    runner = Runner(cpu, model, store, capacity, guesser)
     yield runner
     runner.check()
     runner.close()

@@ -85,6 +85,7 @@ def test_matrix(case: dict[str, Any], models: dict[str, Path], baseline: Baselin
     with opened(
         models[case["world"]], world.kv_format, page_count(case, asks), case["page_size"],
         activations=world.activations, isa=case["isa"], threads=case["threads"], fuse=case["fuse"],
+        own=case["drafts"] == "a model of its own",
     ) as runner:  # fmt: skip
         rounds = 2 if case["prefixes"] == "kept and met again" else 1
 
@@ -98,6 +99,7 @@ def test_matrix(case: dict[str, Any], models: dict[str, Path], baseline: Baselin
             "two of three right": [Knowing(outputs, 3)],
             "n-grams": [NgramDrafter()],
             "first layer": [GuessingDrafter("self")],
+            "a model of its own": [GuessingDrafter("draft")],
         }
         got = through_engine(runner, asks, scheduler(case), seen, case["arrival"], rounds, drafters[case["drafts"]])
     seen.cases += 1

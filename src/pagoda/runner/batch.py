@@ -1,9 +1,12 @@
-"""From a plan to the arrays of one step. Knows sequences by number; knows nothing of requests or text."""
+"""From a plan to the arrays of one step. Knows sequences by number; knows nothing of requests or text.
+
+If the drafter has a model of its own, its KV groups come after the model's, in tables and copies.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -13,14 +16,17 @@ from pagoda.types import SamplingParams
 
 
 @dataclass(slots=True)
-class _Known:
+class Known:
     """What is kept of a sequence between plans."""
 
     slot: int
+    prompt: tuple[int, ...]
     params: SamplingParams
     choice: int
     guesses: int | None = None
     """Slot of what the runner's own drafter guesses for it, from the first time on."""
+    fed: int = 0
+    """Tokens whose KV the drafter's own model has computed, if it has one."""
     tables: dict[int, tuple[tuple[int, ...], Ints]] = field(default_factory=dict)
     """Per KV group, the plan's table and the array made of it: a table is the same object until it changes."""
 
@@ -34,14 +40,17 @@ class Batcher:
 
     def __init__(self, groups: int) -> None:
         self._groups = groups
-        self._known: dict[int, _Known] = {}
+        self.known: dict[int, Known] = {}
+        """Of each sequence."""
         self._free: list[int] = []
         self._slots = 0
 
     def batch(self, plan: StepPlan) -> tuple[Step, list[Draw]]:
         """The step of one plan, and a draw for each chunk that samples, in the plan's order, with its drafts."""
         starts = tuple(self._start(start) for start in plan.starts)
-        chunks = [(self._known[c.sequence], c) for c in plan.chunks]
+        chunks = [(self.known[c.sequence], c) for c in plan.chunks]
+        for known, chunk in chunks:
+            known.fed = min(known.fed, chunk.start)  # what comes after is written over, or was never right
         guesses = any(GUESS in c.tokens for c in plan.chunks)
         counts = [len(c.tokens) for c in plan.chunks]
         ends = np.cumsum(counts, dtype=np.int32)
@@ -49,7 +58,7 @@ class Batcher:
             ids=np.array([t for c in plan.chunks for t in (_numbered(c) if guesses else c.tokens)], np.int32),
             positions=_positions(plan.chunks),
             sequences=np.repeat(np.arange(len(counts), dtype=np.int32), counts),
-            tables=tuple(self._table(chunks, group) for group in range(self._groups)),
+            tables=tuple(self.table(chunks, group) for group in range(self._groups)),
             sampled=np.array(
                 [
                     r
@@ -61,61 +70,38 @@ class Batcher:
             ),
             slots=np.array([known.slot for known, _ in chunks], np.int32),
             guesses=np.array([known.guesses or 0 for known, _ in chunks] if guesses else [], np.int32),
-            copies=tuple((c.group, c.source, c.target, c.slots) for c in plan.copies),
+            copies=tuple((c.group, c.source, c.target, c.slots) for c in plan.copies if c.group < self._groups),
             starts=starts,
         )
-        draws = [_draw(known, chunk) for known, chunk in chunks if chunk.samples]
+        draws = [draw_of(known, chunk) for known, chunk in chunks if chunk.samples]
         for sequence in plan.ends:
-            self._free.extend(self._known.pop(sequence).slots())
+            self._free.extend(self.known.pop(sequence).slots())
         return step, draws
-
-    def guess_rounds(self, plan: StepPlan) -> list[tuple[Step, list[Draw]]]:
-        """The steps in which the runner's own drafter guesses what `plan` leaves open, one token of each sequence after
-        the other. To be called, and carried out, before `batch`.
-        """
-        chunks = [c for c in plan.chunks if GUESS in c.tokens]
-        begins: list[tuple[int, Ints]] = []
-        rounds = []
-        for i in range(max((c.drafts for c in chunks), default=0)):
-            going = [(self._known[c.sequence], c) for c in chunks if i < c.drafts]
-            if i == 0:
-                begins += [(self._guess_slot(known), np.empty(0, np.int32)) for known, _ in going]
-            rows = np.arange(len(going), dtype=np.int32)
-            step = Step(
-                ids=np.array([LAST if i else c.tokens[0] for _, c in going], np.int32),
-                positions=np.array([c.end - 1 + i for _, c in going], np.int32),
-                sequences=rows,
-                tables=tuple(self._table(going, group) for group in range(self._groups)),
-                sampled=rows,
-                slots=np.array([known.guesses if i else known.slot for known, _ in going], np.int32),
-                copies=tuple((c.group, c.source, c.target, c.slots) for c in plan.copies) if i == 0 else (),
-                starts=tuple(begins) if i == 0 else (),
-            )
-            rounds.append((step, [_guess(known, c, i) for known, c in going]))
-        return rounds
 
     def check(self) -> None:
         """Assert that every slot is free or has one sequence."""
-        taken = [slot for known in self._known.values() for slot in known.slots()]
+        taken = [slot for known in self.known.values() for slot in known.slots()]
         assert sorted(taken + self._free) == list(range(self._slots)), (taken, self._free, self._slots)
 
     def _start(self, start: SequenceStart) -> tuple[int, Ints]:
-        slot = self._slot()
-        self._known[start.sequence] = _Known(slot, start.params, start.choice)
+        slot = self._take_slot()
+        self.known[start.sequence] = Known(slot, start.prompt, start.params, start.choice)
         return slot, np.array(start.prompt, np.int32)
 
-    def _guess_slot(self, known: _Known) -> int:
+    def guess_slot(self, known: Known) -> int:
+        """Where guesses for a sequence go."""
         if known.guesses is None:
-            known.guesses = self._slot()
+            known.guesses = self._take_slot()
         return known.guesses
 
-    def _slot(self) -> int:
+    def _take_slot(self) -> int:
         if self._free:
             return self._free.pop()
         self._slots += 1
         return self._slots - 1
 
-    def _table(self, chunks: list[tuple[_Known, Chunk]], group: int) -> Ints:
+    def table(self, chunks: list[tuple[Known, Chunk]], group: int) -> Ints:
+        """Page tables of one KV group, [chunks, widest]."""
         rows = []
         for known, chunk in chunks:
             pages = chunk.pages[group]
@@ -139,22 +125,8 @@ def _numbered(chunk: Chunk) -> tuple[int, ...]:
     return tuple(GUESS - (i - first) if t == GUESS else t for i, t in enumerate(chunk.tokens))
 
 
-def _guess(known: _Known, chunk: Chunk, i: int) -> Draw:
-    """With the noise of its place, as the model itself would; without penalties: guesses have no history."""
-    assert known.guesses is not None, "a guess has no slot"
-    return replace(
-        _draw(known, chunk),
-        slot=known.guesses,
-        position=chunk.end + i,
-        repetition=1.0,
-        frequency=0.0,
-        presence=0.0,
-        logprobs=-1,
-        drafts=0,
-    )
-
-
-def _draw(known: _Known, chunk: Chunk) -> Draw:
+def draw_of(known: Known, chunk: Chunk) -> Draw:
+    """How a chunk's rows are sampled."""
     p = known.params
     assert p.seed is not None, "a request's seed is drawn when it is admitted"
     return Draw(

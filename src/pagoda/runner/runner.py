@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pagoda.backends.ops import Backend, KVStore, Model, Ops, Pending, Value
-from pagoda.plan import Capacity, Sampled, StepPlan, StepResult
+from pagoda.plan import GUESS, Capacity, Sampled, StepPlan, StepResult
 from pagoda.runner.batch import Batcher
+from pagoda.runner.guessing import Guesser
 from pagoda.types import TokenLogprob
 
 
@@ -14,17 +15,6 @@ def whole_model(model: Model, ops: Ops) -> None:
     """All segments in order: token ids to `logits`."""
     x: Value = model.enter(ops)
     for i in range(model.layers):
-        x = model.layer(ops, i, x)
-    ops.output("logits", model.leave(ops, x))
-
-
-def first_layers(model: Model, count: int, ops: Ops) -> None:
-    """Self-speculation (Zhang et al. 2024, "Draft & verify"): the first layers, then straight to the logits.
-
-    Its keys and values are those that the whole model writes to the same places.
-    """
-    x: Value = model.enter(ops)
-    for i in range(count):
         x = model.layer(ops, i, x)
     ops.output("logits", model.leave(ops, x))
 
@@ -38,7 +28,7 @@ class Handle:
     reports: tuple[tuple[int, bool], ...]
     """Of each chunk that samples: its sequence, and whether log-probabilities are wanted."""
     guesses: tuple[Pending, ...] = ()
-    """Steps before it in which its drafts were guessed."""
+    """Steps beside it, of its drafter."""
 
 
 class Runner:
@@ -49,12 +39,14 @@ class Runner:
         model: what it runs.
         kv: pages of the model's KV groups.
         capacity: what it holds.
-        guess_layers: how many of the model's layers guess drafts that plans leave open; 0: plans leave none open.
+        guesser: guesses the drafts that plans leave open; None: they leave none open.
     """
 
-    def __init__(self, backend: Backend, model: Model, kv: KVStore, capacity: Capacity, guess_layers: int = 0) -> None:
+    def __init__(
+        self, backend: Backend, model: Model, kv: KVStore, capacity: Capacity, guesser: Guesser | None = None
+    ) -> None:
         self.capacity = capacity
-        self._guesser = backend.program(lambda ops: first_layers(model, guess_layers, ops)) if guess_layers else None
+        self._guesser = guesser
         self._program = backend.program(lambda ops: whole_model(model, ops))
         self._kv = kv
         self._slots = backend.slots()
@@ -62,21 +54,16 @@ class Runner:
 
     def submit(self, plan: StepPlan) -> Handle:
         """Hand a plan over; returns at once. Plans are carried out in the order they come."""
-        guesses = self._guess(plan)
+        assert self._guesser or all(GUESS not in c.tokens for c in plan.chunks), "nobody is here to fill in drafts"
+        guesses = self._guesser.submit(plan, self._batcher, self._slots) if self._guesser else ()
         step, draws = self._batcher.batch(plan)
         reports = tuple(
             (chunk.sequence, draw.logprobs >= 0)
             for chunk, draw in zip((c for c in plan.chunks if c.samples), draws, strict=True)
         )
-        return Handle(plan, self._program.submit(self._kv, step, self._slots, draws), reports, guesses)
-
-    def _guess(self, plan: StepPlan) -> tuple[Pending, ...]:
-        """Hand over the steps that fill in a plan's open drafts: they run before it, without coming back here."""
-        rounds = self._batcher.guess_rounds(plan)
-        assert self._guesser is not None or not rounds, "a plan leaves drafts open, and nobody is here to guess them"
-        return tuple(
-            self._guesser.submit(self._kv, step, self._slots, draws) for step, draws in rounds if self._guesser
-        )
+        pending = self._program.submit(self._kv, step, self._slots, draws)
+        fed = self._guesser.feed(plan, self._batcher, self._slots) if self._guesser else ()
+        return Handle(plan, pending, reports, guesses + fed)
 
     def finish(self, handle: Handle) -> StepResult:
         """Wait for a plan's result."""
@@ -86,7 +73,7 @@ class Runner:
             Sampled(sequence, token, TokenLogprob(token, logprob, top) if wanted else None)
             for (sequence, wanted), token, logprob, top in zip(reports, out.tokens, out.logprobs, out.top, strict=True)
         )
-        guessing = sum(pending.wait().seconds for pending in handle.guesses)  # they are over
+        guessing = sum(pending.wait().seconds for pending in handle.guesses)
         return StepResult(handle.plan.number, sampled, out.seconds + guessing, guessing)
 
     def check(self) -> None:

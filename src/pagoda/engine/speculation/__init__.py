@@ -16,6 +16,7 @@ def controller(speculate: str) -> Controller:
     """As `SchedulerConfig.speculate` says."""
     if speculate == "off":
         return Controller()
-    if speculate.startswith("self:"):
-        return Controller((NgramDrafter(), GuessingDrafter("self")))
+    kind, of, _ = speculate.partition(":")
+    if of:
+        return Controller((NgramDrafter(), GuessingDrafter(kind)))
     return Controller((NgramDrafter(),))

@@ -13,10 +13,8 @@ from dataclasses import dataclass
 from pagoda.engine.request import Sequence
 from pagoda.engine.speculation.drafter import MOST_DRAFTS, NO_GUESS, Drafter, Guess
 from pagoda.engine.speculation.pace import Pace
-from pagoda.plan import GUESS, StepPlan, StepResult
+from pagoda.plan import GUESS, MOST_OF_STEP, StepPlan, StepResult
 
-MOST_OF_STEP = 64
-"""Drafts of all sequences in one step: each has a row of logits."""
 GAIN = 1.03
 """Drafts must promise so many times the tokens per second: what is learned is not exact."""
 PROBES = 0.005
