@@ -129,7 +129,7 @@ class Seen(NoObserver):
     cases: int = 0
     preemptions: int = 0
     rows: Counter[int] = field(default_factory=Counter)
-    """Steps by their number of rows, of those in which each sequence has one."""
+    """Steps by their number of rows, of those in which each sequence has its last token, and perhaps drafts."""
     copies: int = 0
     cached: int = 0
     """Prompt tokens whose KV was there."""
@@ -141,7 +141,7 @@ class Seen(NoObserver):
     """Drafts."""
 
     def stepped(self, plan: StepPlan, result: StepResult, state: EngineState) -> None:
-        if plan.rows == len(plan.chunks):
+        if plan.rows == len(plan.chunks) + plan.drafts:
             self.rows[plan.rows] += 1
         self.copies += len(plan.copies)
         self.ahead += sum(chunk.tokens == (-1,) for chunk in plan.chunks)

@@ -40,11 +40,13 @@ class Controller:
     Args:
         drafters: whom to ask; none is plain decoding.
         always: take all that is guessed, whether it pays or not (to measure, and for tests).
+        most: drafts of one sequence in one step.
     """
 
-    def __init__(self, drafters: Many[Drafter] = (), *, always: bool = False) -> None:
+    def __init__(self, drafters: Many[Drafter] = (), *, always: bool = False, most: int = MOST_DRAFTS) -> None:
         self._drafters = {drafter.name: drafter for drafter in drafters}
         self._always = always
+        self._most = most
         self._pace = Pace()
         self._outlook = _Outlook(0, 0.0)
         self._running = 0
@@ -52,6 +54,11 @@ class Controller:
         self._looks = 0
         self._purse = dict.fromkeys(self._drafters, 0.0)
         """Seconds that each drafter may be tried for."""
+
+    @property
+    def drafters(self) -> tuple[Drafter, ...]:
+        """Whom it asks."""
+        return tuple(self._drafters.values())
 
     def open(self, running: int, rows: int, alone: bool) -> None:
         """A step begins: so many sequences run, there are so many rows; `alone`: none of them is of a prompt."""
@@ -62,7 +69,7 @@ class Controller:
 
     def draft(self, sequence: Sequence) -> tuple[str, tuple[int, ...]]:
         """(whose, which) drafts a sequence gets whose newest token is computed in this step."""
-        most = min(self._spare, MOST_DRAFTS, sequence.limit - sequence.known - 1)
+        most = min(self._spare, self._most, sequence.limit - sequence.known - 1)
         best, by = NO_GUESS, ""
         if not sequence.speculates:
             return by, best.tokens
