@@ -78,7 +78,7 @@ def lines(found: dict[str, Any]) -> list[str]:
     """A cache, for people."""
     pages, asked = found["pages"], found["asked"]
     rate = "nothing was asked for yet" if asked["hit_rate"] is None else f"{asked['hit_rate']:.1%} of tokens found"
-    size, missed = sum(found["page_bytes"]), sum(asked["missed_tokens"].values())
+    size, missed = found["unit_bytes"], sum(asked["missed_tokens"].values())
     told = [
         f"pages    {pages['total']:,} of {found['page_size']} tokens" + (f" and {size:,} bytes" if size else ""),
         "         " + ", ".join(f"{pages[state]:,} {state}" for state in ("used", "pinned", "cached", "free")),

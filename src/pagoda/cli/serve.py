@@ -23,6 +23,7 @@ from pagoda.cli._options import (
     ModelArgument,
     PageSize,
     PrefixCache,
+    Speculate,
     Threads,
 )
 from pagoda.cli._progress import DownloadBar
@@ -62,6 +63,7 @@ def serve(
             rich_help_panel="Engine",
         ),
     ] = None,
+    speculate: Speculate = SCHEDULER.speculate,
 ) -> None:
     """Serve a model over HTTP, in OpenAI's format, until Ctrl-C.
 
@@ -97,6 +99,7 @@ def serve(
         activations=activations,
         prefix_cache=prefix_cache,
         warm=warm,
+        speculate=speculate,
     )
     openings = read_openings(warm) if warm is not None else []
     observer = PrometheusObserver()
