@@ -1,5 +1,5 @@
 // Columns of a tile side by side: what the matrix kernels need of an instruction set. kColumns of a tile's 16 columns lie in
-// one register: one zmm (16), one ymm (8), or a plain number (1). Knows nothing of formats.
+// one register: one zmm (16), one ymm (8), one of NEON's (4, columns_neon.h), or a plain number (1). Knows nothing of formats.
 #pragma once
 
 #include <type_traits>
@@ -7,6 +7,12 @@
 
 #include "kernels.h"
 #include "simd.h"
+
+#if PAGODA_AVXVNNI
+#include "avxvnni.h"
+#elif PAGODA_NEON
+#include "columns_neon.h"
+#endif
 
 // In a kernel's innermost loops whatever is not inlined keeps sums in memory.
 #define PAGODA_INLINE inline __attribute__((always_inline))
@@ -135,13 +141,19 @@ inline __m256i at_once(__m256i a) {
   asm("" : "+x"(a));
   return a;
 }
+#if PAGODA_AVXVNNI
+inline Ints add_pairs(Ints sum, Bytes w, Bytes a) { return dot_pairs(sum, w, a); }
+inline Ints add_fours(Ints sum, Bytes w, Bytes a) { return dot_fours(sum, w, a); }
+#else
 inline Ints add_pairs(Ints sum, Bytes w, Bytes a) { return at_once(_mm256_add_epi32(sum, _mm256_madd_epi16(w, a))); }
 // Sums of two products as int16. The weights are unsigned and small; or signed, giving their sign to the activations.
 inline Bytes small_fours(Bytes w, Bytes a) { return _mm256_maddubs_epi16(w, a); }
 inline Bytes signed_fours(Bytes w, Bytes a) { return _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(a, w)); }
 inline Bytes plus_pairs(Bytes a, Bytes b) { return at_once(_mm256_add_epi16(a, b)); }
+inline Bytes bytes_less(Bytes a, int b) { return _mm256_sub_epi8(a, _mm256_set1_epi8(char(b))); }
+#endif
 
-#else
+#elif !PAGODA_NEON
 
 constexpr int kColumns = 1;
 using Floats = float;

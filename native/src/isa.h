@@ -8,6 +8,12 @@
 #define PAGODA_NS scalar
 #endif
 
+#if PAGODA_AVXVNNI
+#define PAGODA_AVX2 1
+#elif PAGODA_AVX2
+#define PAGODA_NO_DOTS 1  // no instruction adds products of bytes to a sum
+#endif
+
 namespace pagoda {
 
 // Half precision in software, for packing and for the scalar build: exact one way, rounded to nearest even the other.

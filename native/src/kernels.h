@@ -129,6 +129,8 @@ struct Kernels {
 
 namespace scalar { extern const Kernels kernels; }
 namespace avx2 { extern const Kernels kernels; }
+namespace avxvnni { extern const Kernels kernels; }
+namespace neon { extern const Kernels kernels; }
 namespace avx512 { extern const Kernels kernels; }
 
 }  // namespace pagoda

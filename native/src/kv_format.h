@@ -53,6 +53,26 @@ inline V across(V a) {
   else
     return {_mm256_permute_ps(a.lo, H == 1 ? 0xB1 : 0x4E), _mm256_permute_ps(a.hi, H == 1 ? 0xB1 : 0x4E)};
 }
+#elif PAGODA_NEON
+inline V from_bytes(int8x16_t a) {
+  const int16x8_t low = vmovl_s8(vget_low_s8(a)), high = vmovl_s8(vget_high_s8(a));
+  return {{vcvtq_f32_s32(vmovl_s16(vget_low_s16(low))), vcvtq_f32_s32(vmovl_s16(vget_high_s16(low))),
+           vcvtq_f32_s32(vmovl_s16(vget_low_s16(high))), vcvtq_f32_s32(vmovl_s16(vget_high_s16(high)))}};
+}
+inline V load_element(const int8_t* p) { return from_bytes(vld1q_s8(p)); }
+inline void load_pair(const Nibbles* p, V& low, V& high) {
+  const uint8x16_t x = vld1q_u8(&p->pair);
+  low = sub(from_bytes(vreinterpretq_s8_u8(vandq_u8(x, vdupq_n_u8(15)))), set1(7.5f));
+  high = sub(from_bytes(vreinterpretq_s8_u8(vshrq_n_u8(x, 4))), set1(7.5f));
+}
+template <int H>
+inline V across(V a) {
+  return quarters([&](int i) {
+    if constexpr (H == 1) return vrev64q_f32(a.x[i]);
+    else if constexpr (H == 2) return vextq_f32(a.x[i], a.x[i], 2);
+    else return a.x[i ^ H / 4];
+  });
+}
 #else
 inline V load_element(const int8_t* p) {
   return each([&](int i) { return float(p[i]); });

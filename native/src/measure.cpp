@@ -20,9 +20,15 @@ constexpr double kWindow = 3e-3;       // seconds that a window of arithmetic sh
 constexpr int kPieces = 4;             // tiles of a window for each thread, so that a late one costs less
 
 const Peaks& peaks_for(const std::string& isa) {
-#if defined(__x86_64__)
+#if PAGODA_HAS_AVX
   for (const auto* p : {&avx512::peaks, &avx2::peaks})
     if (isa == p->name) return *p;
+#endif
+#if PAGODA_HAS_AVXVNNI
+  if (isa == avxvnni::peaks.name) return avxvnni::peaks;
+#endif
+#if PAGODA_HAS_NEON
+  if (isa == neon::peaks.name) return neon::peaks;
 #endif
   return scalar::peaks;
 }

@@ -23,6 +23,8 @@ struct Peaks {
 
 namespace scalar { extern const Peaks peaks; }
 namespace avx2 { extern const Peaks peaks; }
+namespace avxvnni { extern const Peaks peaks; }
+namespace neon { extern const Peaks peaks; }
 namespace avx512 { extern const Peaks peaks; }
 
 // Memory to read: every page has been written once.

@@ -5,16 +5,33 @@
 #include "isa.h"
 #include "measure.h"
 
-#if PAGODA_AVX2 || PAGODA_AVX512
+#if PAGODA_AVXVNNI
+#include "avxvnni.h"
+#elif PAGODA_AVX2 || PAGODA_AVX512
 #include <immintrin.h>
+#elif PAGODA_NEON
+#include <arm_neon.h>
 #endif
 
 namespace pagoda::PAGODA_NS {
 namespace {
 
-#if PAGODA_AVX512 || PAGODA_AVX2
+#if PAGODA_AVX512 || PAGODA_AVX2 || PAGODA_NEON
 
-#if PAGODA_AVX512
+#if PAGODA_NEON
+#define PAGODA_REGISTER "w"
+using F = float32x4_t;
+using I = int32x4_t;
+constexpr int kChains = 12, kBytes = 16;
+inline F fma(F a, F b, F c) { return vfmaq_f32(c, a, b); }
+inline I pairs(I sum, I a, I b) {
+  const int16x8_t x = vreinterpretq_s16_s32(a), y = vreinterpretq_s16_s32(b);
+  return vaddq_s32(sum, vpaddq_s32(vmull_s16(vget_low_s16(x), vget_low_s16(y)), vmull_high_s16(x, y)));
+}
+inline I fours(I sum, I a, I b) { return vdotq_s32(sum, vreinterpretq_s8_s32(a), vreinterpretq_s8_s32(b)); }
+inline I either(I a, const uint8_t* p) { return vorrq_s32(a, vreinterpretq_s32_u8(vld1q_u8(p))); }
+#elif PAGODA_AVX512
+#define PAGODA_REGISTER "v"
 using F = __m512;
 using I = __m512i;
 constexpr int kChains = 12, kBytes = 64;
@@ -23,13 +40,19 @@ inline I pairs(I sum, I a, I b) { return _mm512_dpwssd_epi32(sum, a, b); }
 inline I fours(I sum, I a, I b) { return _mm512_dpbusd_epi32(sum, a, b); }
 inline I either(I a, const uint8_t* p) { return _mm512_or_si512(a, _mm512_loadu_si512(p)); }
 #else
+#define PAGODA_REGISTER "v"
 using F = __m256;
 using I = __m256i;
 constexpr int kChains = 12, kBytes = 32;
 inline F fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
+#if PAGODA_AVXVNNI
+inline I pairs(I sum, I a, I b) { return dot_pairs(sum, a, b); }
+inline I fours(I sum, I a, I b) { return dot_fours(sum, a, b); }
+#else
 inline I pairs(I sum, I a, I b) { return _mm256_add_epi32(sum, _mm256_madd_epi16(a, b)); }
 // Any bytes: their products in pairs, the pairs' sums in pairs (`b` stands for the ones). Nibbles need the second less often.
 inline I fours(I sum, I a, I b) { return _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(a, b), b)); }
+#endif
 inline I either(I a, const uint8_t* p) { return _mm256_or_si256(a, _mm256_loadu_si256((const __m256i*)p)); }
 #endif
 
@@ -39,11 +62,11 @@ inline void chains(int64_t rounds, Step step) {
   for (int64_t r = 0; r < rounds; r++)
 #pragma GCC unroll 16
     for (int c = 0; c < kChains; c++) {
-      asm volatile("" : "+v"(a), "+v"(b));  // others by now, so that no two chains share a product
+      asm volatile("" : "+" PAGODA_REGISTER(a), "+" PAGODA_REGISTER(b));  // others by now, so that no two chains share a product
       sums[c] = step(sums[c], a, b);
     }
 #pragma GCC unroll 16
-  for (int c = 0; c < kChains; c++) asm volatile("" : : "v"(sums[c]));
+  for (int c = 0; c < kChains; c++) asm volatile("" : : PAGODA_REGISTER(sums[c]));
 }
 
 void f32(int64_t rounds) {
@@ -60,7 +83,7 @@ void read(const uint8_t* p, int64_t bytes) {
   I any[8] = {};
   for (const uint8_t* end = p + bytes; p < end; p += 8 * kBytes)
     for (int c = 0; c < 8; c++) any[c] = either(any[c], p + c * kBytes);
-  for (int c = 0; c < 8; c++) asm volatile("" : : "v"(any[c]));
+  for (int c = 0; c < 8; c++) asm volatile("" : : PAGODA_REGISTER(any[c]));
 }
 
 constexpr int64_t kF32 = kChains * kBytes / 4, kInt16 = kChains * kBytes / 2, kInt8 = kChains * kBytes;

@@ -16,9 +16,12 @@ constexpr int kSteps = kGroups * int(sizeof(A));
 // odd ones. A weight is what `of` gives less `bias`. `run`: steps of int8 that may be summed in int16, if they have to be.
 template <class F, class A>
 struct Operand {
-#if PAGODA_AVX2
+#if PAGODA_NO_DOTS
   static constexpr bool is_signed = sizeof(A) == 1 && F::Numbers::largest > 63;  // 128 * 127 * 2 fits
   static constexpr int run = is_signed ? 1 : 32767 / (254 * F::Numbers::largest);
+#elif PAGODA_NEON
+  static constexpr bool is_signed = sizeof(A) == 1 && F::Numbers::largest > 127;  // its bytes are signed
+  static constexpr int run = 0;
 #else
   static constexpr bool is_signed = false;
   static constexpr int run = 0;
@@ -28,8 +31,8 @@ struct Operand {
   static Bytes of(const uint8_t* block) {
     if constexpr (sizeof(A) == 2) return F::Numbers::template pairs<Step / 2, Step % 2>(block);
     const Bytes group = F::Numbers::template group<Step / int(sizeof(A))>(block);
-#if PAGODA_AVX2
-    if constexpr (is_signed) return _mm256_sub_epi8(group, _mm256_set1_epi8(char(F::bias)));
+#if PAGODA_NO_DOTS || PAGODA_NEON
+    if constexpr (is_signed) return bytes_less(group, F::bias);
 #endif
     return group;
   }
@@ -50,7 +53,7 @@ PAGODA_INLINE void add_steps(const Weights& w, const uint8_t* a, Start start, In
       for (int v = 0; v < kAcross; v++) {
         Ints& to = sums[chain][r][v];
         const Ints before = s == From ? start(r) : s < From + chains ? spread(0) : to;
-#if PAGODA_AVX2
+#if PAGODA_NO_DOTS
         to = add_pairs(before, weights[v], four);
 #else
         to = sizeof(A) == 2 ? add_pairs(before, weights[v], four) : add_fours(before, weights[v], four);
@@ -62,7 +65,7 @@ PAGODA_INLINE void add_steps(const Weights& w, const uint8_t* a, Start start, In
     for (int v = 0; v < kAcross; v++) sum[r][v] = chains == 2 ? plus(sums[0][r][v], sums[chains - 1][r][v]) : sums[0][r][v];
 }
 
-#if PAGODA_AVX2
+#if PAGODA_NO_DOTS
 
 template <class A, int MR, int From, int To, class Weights, class Start>
   requires(sizeof(A) == 1)

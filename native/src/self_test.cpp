@@ -92,9 +92,9 @@ Outcome product(const Kernels& kernels, const Packed& w, int bytes) {
     std::vector<float> out(size_t(rows) * kTile);
     if (bytes) {
       const Activations x(kernels, rows, w.k, bytes);
-      kernels.linear_int(w, 0, x.view, 0, rows, out.data(), kTile);
+      kernels.linear_int(w, 0, 1, x.view, 0, rows, out.data(), kTile);
     } else {
-      kernels.linear_f32(w, 0, Random(3).numbers(rows * w.k).data(), 0, rows, out.data(), kTile);
+      kernels.linear_f32(w, 0, 1, Random(3).numbers(rows * w.k).data(), 0, rows, out.data(), kTile);
     }
     all.insert(all.end(), out.begin(), out.end());
   }

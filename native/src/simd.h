@@ -1,4 +1,4 @@
-// Sixteen virtual lanes of f32, whatever the instruction set: one zmm, two ymm, or an array.
+// Sixteen virtual lanes of f32, whatever the instruction set: one zmm, two ymm, four NEON registers (simd_neon.h), or an array.
 // Compiled once per instruction set into its own namespace (see isa.h). Every operation here is one IEEE operation per
 // lane, so that code written with it has the same bits everywhere; nothing may contract or reorder.
 #pragma once
@@ -11,6 +11,8 @@
 
 #if PAGODA_AVX2 || PAGODA_AVX512
 #include <immintrin.h>
+#elif PAGODA_NEON
+#include "simd_neon.h"
 #endif
 
 namespace pagoda::PAGODA_NS {
@@ -157,7 +159,7 @@ inline int32_t store_integers(int16_t* p, V a) {
   return sum_integers(lo, hi);
 }
 
-#else  // scalar: the bit oracle
+#elif !PAGODA_NEON  // scalar: the bit oracle
 
 struct V {
   float x[16];
@@ -256,7 +258,7 @@ inline float reduce_max(V a) {
   const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
   return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
 }
-#else
+#elif !PAGODA_NEON
 inline float reduce_add(V a) {
   for (int h = 8; h > 0; h /= 2)
     for (int i = 0; i < h; i++) a.x[i] = a.x[i] + a.x[i + h];

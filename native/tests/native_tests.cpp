@@ -1,4 +1,5 @@
-// Runs the native tests: all of them, or those of the groups named as arguments. Last line: `N passed, N failed`.
+// Runs the native tests: all of them, or those of the groups named as arguments. First line: the instruction sets that are
+// tested; last line: `N passed, N failed`.
 #include <atomic>
 #include <chrono>
 #include <cstdio>
@@ -7,6 +8,7 @@
 #include <set>
 
 #include "check.h"
+#include "dispatch.h"
 
 namespace pagoda::test {
 namespace {
@@ -53,6 +55,9 @@ int main(int argc, char** argv) {
       std::fprintf(stderr, "no group of tests is called %s\n", group.c_str());
       return 2;
     }
+  std::printf("instruction sets:");
+  for (const auto& isa : pagoda::usable_isas()) std::printf(" %s", isa.c_str());
+  std::printf("\n");
   int passed = 0, failed = 0;
   for (const auto& test : all_tests())
     if (wanted.empty() || wanted.count(test.group)) run(test) ? passed++ : failed++;

@@ -33,15 +33,15 @@ const Broken kBroken[] = {
      [](Kernels& k) { k.quantize = [](const float* x, int n, const Quantized& to, int row) { right().quantize(x, n, to, row), to.q[7] ^= row == 3; }; }},
     {"linear, q4_0 by f32",
      [](Kernels& k) {
-       k.linear_f32 = [](const Packed& w, int tile, const float* x, int row0, int rows, float* out, size_t ldo) {
-         right().linear_f32(w, tile, x, row0, rows, out, ldo);
+       k.linear_f32 = [](const Packed& w, int tile, int tiles, const float* x, int row0, int rows, float* out, size_t ldo) {
+         right().linear_f32(w, tile, tiles, x, row0, rows, out, ldo);
          if (rows > 8) flip(out[ldo * size_t(rows - 1) + 15]);
        };
      }},
     {"linear, q6_k by 16 bits",
      [](Kernels& k) {
-       k.linear_int = [](const Packed& w, int tile, const Quantized& x, int row0, int rows, float* out, size_t ldo) {
-         right().linear_int(w, tile, x, row0, rows, out, ldo);
+       k.linear_int = [](const Packed& w, int tile, int tiles, const Quantized& x, int row0, int rows, float* out, size_t ldo) {
+         right().linear_int(w, tile, tiles, x, row0, rows, out, ldo);
          if (w.format == Format::Q6_K && x.bytes == 2 && rows == 1) flip(out[3]);
        };
      }},
