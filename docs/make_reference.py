@@ -27,7 +27,7 @@ PARTS = (config.ModelConfig, config.MachineConfig, config.SchedulerConfig, confi
 ENVIRONMENT = {
     "PAGODA_API_KEY": "The key that `pagoda cache` sends to a server that asks for one.",
     "PAGODA_CACHE": "The directory of fetched models; otherwise `$XDG_CACHE_HOME/pagoda`, else `~/.cache/pagoda`.",
-    "PAGODA_ISA": "For tests: the kernels' instruction set, `scalar`, `avx2`, `avxvnni`, `avx512` or `neon`; it changes no bit.",
+    "PAGODA_ISA": "For tests: the instruction set, `scalar`, `avx2`, `avxvnni`, `avx512` or `neon`; it changes no bit.",
 }
 """What Pagoda itself looks at; pip's own variables say where packages come from."""
 
