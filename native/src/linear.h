@@ -211,7 +211,7 @@ __attribute__((noinline)) void packed_rows(const Strip<F>& strip, const Strip<F>
     const Heads<F> scales(strip, b);
     if (b + kAhead >= nb) ahead = next ? Ahead(*next, 0, nb) : Ahead();
     for (int i = 0; i < heads; i++, at += kPanel) {
-      if constexpr (MR > 2) ahead.fetch(b + kAhead < nb ? b + i : b + kAhead - nb + i);  // fewer rows read about as fast as memory gives
+      ahead.fetch(b + kAhead < nb ? b + i : b + kAhead - nb + i);
       set_aside<MR>(chains);
       add_block<KindOf<F, A>, A, MR>(PackedBlock<F, A>{strip, scales, b + i, i}, x, at, chains);
     }

@@ -1,6 +1,5 @@
 #include "pack.h"
 
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -9,6 +8,7 @@
 #include <new>
 #include <string>
 
+#include "large_pages.h"
 #include "stored.h"
 
 // Packing and single rows are plain code: the scalar build's view of a tile.
@@ -100,11 +100,7 @@ size_t packed_tile_bytes(Format format, int k) {
 
 namespace {
 
-constexpr size_t kSmallPage = size_t(64) << 10;  // or smaller, on most machines
-constexpr size_t kHugePage = size_t(2) << 20;
 constexpr size_t kPiece = size_t(128) << 10;  // of a file, read at a time: stays in the second-level cache until it is packed
-
-size_t up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
 
 // Tiles of a matrix that one thread packs in one go.
 struct Piece {
@@ -135,7 +131,7 @@ void pack_tiles(const Packed& packed, int first, int last, const uint8_t* raw, u
   }
 }
 
-// Packs each matrix to where its `packed` says, in an arena that nobody else reads yet.
+// Packs each matrix to where its `packed` says, in memory that nobody else reads yet.
 void fill(Pool& pool, const std::vector<Unpacked>& matrices, const std::vector<Packed>& packed) {
   const auto list = pieces(matrices);
   pool.each(int(list.size()), [&](int i) {
@@ -156,22 +152,6 @@ size_t packed_bytes(const Packed& packed) { return size_t(packed.tiles()) * pack
 
 }  // namespace
 
-Arena::Arena(size_t bytes) {
-  const size_t page = bytes < kHugePage ? kSmallPage : kHugePage;
-  bytes_ = up(std::max<size_t>(bytes, 1), page);
-  // One page more than needed, of which what lies before the first whole one and after the last goes back.
-  const size_t mapped = bytes_ + page;
-  void* p = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (p == MAP_FAILED) throw std::bad_alloc();
-  uint8_t* begin = (uint8_t*)p;
-  data_ = (uint8_t*)up(size_t(begin), page);
-  if (data_ > begin) munmap(begin, size_t(data_ - begin));
-  if (const size_t left = size_t(begin + mapped - (data_ + bytes_))) munmap(data_ + bytes_, left);
-  if (page == kHugePage) madvise(data_, bytes_, MADV_HUGEPAGE);  // a system without them does without
-}
-
-Arena::~Arena() { munmap(data_, bytes_); }
-
 void read_file(int descriptor, int64_t offset, size_t bytes, uint8_t* to) {
   for (size_t done = 0; done < bytes;) {
     const ssize_t got = pread(descriptor, to + done, bytes - done, offset + int64_t(done));
@@ -189,23 +169,22 @@ std::vector<std::shared_ptr<Weight>> pack(Pool& pool, const std::vector<Unpacked
     packed.push_back({m.format, m.n, m.k, packed_tile_bytes(m.format, m.k), nullptr});
     bytes += packed_bytes(packed.back());
   }
-  const auto arena = std::make_shared<const Arena>(bytes);
+  const std::shared_ptr<const uint8_t> memory = large_page_memory(bytes);
   std::vector<std::shared_ptr<Weight>> weights;
-  const uint8_t* data = arena->data();
+  const uint8_t* data = memory.get();
   for (auto& p : packed) {
     p.data = data;
     data += packed_bytes(p);
-    weights.push_back(std::make_shared<Weight>(arena, p));
+    weights.push_back(std::make_shared<Weight>(memory, p));
   }
   fill(pool, matrices, packed);
   return weights;
 }
 
 Weight::Weight(Pool& pool, Format format, int n, int k, const uint8_t* raw) : packed_{format, n, k, packed_tile_bytes(format, k), nullptr} {
-  const auto arena = std::make_shared<const Arena>(bytes());
-  packed_.data = arena->data();
+  memory_ = large_page_memory(bytes());
+  packed_.data = memory_.get();
   fill(pool, {{format, n, k, raw, -1, 0}}, {packed_});
-  arena_ = arena;
 }
 
 void Weight::row(int v, float* out) const {

@@ -16,24 +16,10 @@ int stored_block(Format format);
 size_t stored_row_bytes(Format format, int k);
 size_t packed_tile_bytes(Format format, int k);
 
-// One mapping for many matrices, in huge pages where the system grants them: a matrix of its own mapping would begin and end
-// in small ones, and a small model would have no others.
-class Arena {
- public:
-  explicit Arena(size_t bytes);  // throws std::bad_alloc
-  ~Arena();
-  Arena(const Arena&) = delete;
-  uint8_t* data() const { return data_; }
-
- private:
-  uint8_t* data_;
-  size_t bytes_;
-};
-
 // A packed matrix; it and its neighbours of one call of `pack` hold their memory together.
 class Weight : public std::enable_shared_from_this<Weight> {
  public:
-  Weight(std::shared_ptr<const Arena> arena, const Packed& packed) : arena_(std::move(arena)), packed_(packed) {}
+  Weight(std::shared_ptr<const uint8_t> memory, const Packed& packed) : memory_(std::move(memory)), packed_(packed) {}
   // Packs one matrix by itself.
   Weight(Pool& pool, Format format, int n, int k, const uint8_t* raw);
   Weight(const Weight&) = delete;
@@ -43,7 +29,7 @@ class Weight : public std::enable_shared_from_this<Weight> {
   void row(int v, float* out) const;
 
  private:
-  std::shared_ptr<const Arena> arena_;
+  std::shared_ptr<const uint8_t> memory_;
   Packed packed_;
 };
 

@@ -3,6 +3,7 @@
 
 #include <cstdio>
 
+#include "large_pages.h"
 #include "matrices.h"
 
 namespace pagoda::test {
@@ -57,13 +58,15 @@ TEST("pack", a_weight_outlives_its_neighbours) {
   CHECK(same(row, defined_row(d, raw, 39, 256)));
 }
 
-TEST("pack", huge_memory_is_aligned_and_written_to_its_end) {
-  for (const size_t bytes : {size_t(1), size_t(70'000), size_t(2 << 20), size_t(5 << 20) + 1}) {
-    const Arena arena(bytes);
-    CHECK(size_t(arena.data()) % (bytes < (2 << 20) ? 4096 : 2 << 20) == 0);
-    std::memset(arena.data(), 1, bytes);
+TEST("pack", large_pages_hold_what_was_asked_for) {
+  std::vector<std::shared_ptr<uint8_t>> held;
+  for (const size_t bytes : {size_t(1), size_t(70'000), size_t(9 << 20) + 1, size_t(3)}) {
+    held.push_back(large_page_memory(bytes));
+    CHECK(size_t(held.back().get()) % 64 == 0);
+    std::memset(held.back().get(), int(held.size()), bytes);
   }
-  CHECK_THROWS(Arena(size_t(1) << 60), std::bad_alloc);
+  for (size_t i = 0; i < held.size(); i++) CHECK(*held[i] == i + 1);
+  CHECK_THROWS(large_page_memory(size_t(1) << 60), std::bad_alloc);
 }
 
 TEST("pack", a_file_cut_short_is_an_error) {

@@ -13,7 +13,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import make_model
 
-MODEL = make_model.Shape(layers=16, width=1024, heads=16, kv_heads=4, ffn=4096, vocab=8192, context=1024)
+MODEL = make_model.Shape(layers=22, width=1024, heads=16, kv_heads=4, ffn=4096, vocab=8192, context=1024)
 RATIO = 1.4
 """Of the peak to the file, everything counted: the interpreter with all its modules, tokenizer, header, weights."""
 BEYOND = 1.2
