@@ -39,6 +39,15 @@ class PageCopy:
 
 
 @dataclass(frozen=True, slots=True)
+class PageMove:
+    """One page of each KV group, saved to the tier or loaded from it. Its bytes go past the engine, by ticket."""
+
+    ticket: int
+    """Unique for the engine's lifetime."""
+    pages: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Chunk:
     """The tokens of one sequence that this step computes."""
 
@@ -60,7 +69,10 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """What one step will do. Order: copies, then the pass over all chunks, then sampling, then ends."""
+    """What one step will do. Order: saves, loads, copies, then the pass over all chunks, then sampling, then ends.
+
+    A plan that saves or loads may have no chunks.
+    """
 
     number: int
     """Counts up by one."""
@@ -70,6 +82,10 @@ class StepPlan:
     copies: tuple[PageCopy, ...] = ()
     ends: tuple[int, ...] = ()
     """Sequences that the runner may forget: they are in no later plan."""
+    saves: tuple[PageMove, ...] = ()
+    """Whole pages, as all earlier plans leave them."""
+    loads: tuple[PageMove, ...] = ()
+    """No page twice."""
 
     @property
     def rows(self) -> int:
@@ -112,3 +128,7 @@ class Capacity:
     """Token ids run from 0 to this, exclusive."""
     fingerprint: str
     """Of the weights, formats and arithmetic: outputs are a function of it and of the request."""
+    layout: str = ""
+    """What a page's bytes mean besides the fingerprint; empty if the runner moves no pages."""
+    unit_bytes: int = 0
+    """Bytes of one page of every KV group."""

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pagoda.backends.ops import (
+    Bytes,
     Draw,
     Floats,
     Ints,
@@ -32,6 +33,7 @@ from pagoda.backends.ops import (
     Step,
     StepOutput,
     StoredTensor,
+    Unit,
 )
 from pagoda.backends.reference_store import ReferenceKVStore, ReferenceSlots
 from pagoda.backends.sampling import likeliest, log_softmax, sample
@@ -264,6 +266,18 @@ class ReferencePending:
         return self.output
 
 
+@dataclass(frozen=True, slots=True)
+class ReferenceTransfer:
+    """Pages that have been moved already."""
+
+    saved: list[Bytes]
+    seconds: float
+
+    def wait(self) -> tuple[list[Bytes], float]:
+        """At once."""
+        return self.saved, self.seconds
+
+
 class ReferenceProgram:
     """Keeps the function and calls it in every run."""
 
@@ -328,6 +342,7 @@ class ReferenceBackend:
     """Opens the reference. `threads` is there because every backend takes it: NumPy's own are used."""
 
     name = "reference"
+    layout = "reference-1"
 
     def __init__(self, activations: str = "int16", threads: int | None = None) -> None:
         if activations not in ACTIVATIONS:
@@ -359,6 +374,16 @@ class ReferenceBackend:
             return ReferenceKVStore(groups, pages, page_size, kv_format)
         except MemoryError as error:
             raise MemoryLimit(f"no memory for {tuple(pages)} KV pages: {error}; ask for fewer") from error
+
+    def transfer(self, kv: KVStore, saves: Sequence[Unit], loads: Sequence[tuple[Unit, Bytes]]) -> ReferenceTransfer:
+        """Copy pages out, then others in."""
+        began = perf_counter()
+        if not isinstance(kv, ReferenceKVStore):
+            raise ValueError(f"the reference backend needs a KV store of its own, got {kv}")
+        saved = [kv.read_unit(unit) for unit in saves]
+        for unit, raw in loads:
+            kv.write_unit(unit, raw)
+        return ReferenceTransfer(saved, perf_counter() - began)
 
     def slots(self) -> ReferenceSlots:
         """Room for sequences' tokens."""

@@ -49,9 +49,13 @@ class Batcher:
             starts=starts,
         )
         draws = [_draw(known, chunk) for known, chunk in chunks if chunk.samples]
-        for sequence in plan.ends:
-            self._free.append(self._known.pop(sequence).slot)
+        self.forget(plan.ends)
         return step, draws
+
+    def forget(self, sequences: Iterable[int]) -> None:
+        """Sequences that are in no later plan: their slots are free."""
+        for sequence in sequences:
+            self._free.append(self._known.pop(sequence).slot)
 
     def check(self) -> None:
         """Assert that every slot is free or has one sequence."""

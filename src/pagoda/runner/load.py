@@ -52,5 +52,7 @@ def load_runner(source: Digested, config: EngineConfig, sizing: Sizing) -> Runne
         max_model_len=sizing.longest,
         vocabulary=model.vocabulary,
         fingerprint=fingerprint(source.digest(), config, backend),
+        layout=f"{backend.layout} {sizing.groups}",
+        unit_bytes=store.unit_bytes,
     )
     return Runner(backend, model, store, capacity)
