@@ -58,9 +58,9 @@ def test_what_was_loaded_is_read_back_and_nothing_else_changes(name: str, kv_for
 def test_pages_that_are_not_there_are_refused(name: str, unit: tuple[int, ...]) -> None:
     backend = opened(name)
     store = filled(backend, "f16")
-    with pytest.raises(ValueError, match="page|KV group"):
+    with pytest.raises(ValueError, match=r"page|KV group"):
         backend.transfer(store, [unit], []).wait()
-    with pytest.raises(ValueError, match="page|KV group"):
+    with pytest.raises(ValueError, match=r"page|KV group"):
         backend.transfer(store, [], [(unit, np.zeros(store.unit_bytes, np.uint8))]).wait()
 
 
@@ -68,7 +68,7 @@ def test_pages_that_are_not_there_are_refused(name: str, unit: tuple[int, ...]) 
 def test_bytes_of_another_size_are_refused(name: str) -> None:
     backend = opened(name)
     store = filled(backend, "f16")
-    with pytest.raises(ValueError, match="size|bytes"):
+    with pytest.raises(ValueError, match=r"size|bytes"):
         backend.transfer(store, [], [((0, 0), np.zeros(store.unit_bytes - 1, np.uint8))])
 
 
@@ -86,4 +86,4 @@ def test_attention_over_moved_pages_is_the_same(name: str, kv_format: str) -> No
     second = open_store(backend, case)
     backend.transfer(second, [], list(zip(units, saved, strict=True))).wait()
     (got,) = run(backend, replace(case, steps=case.steps[1:]), second)
-    assert_same(got, want)
+    assert_same([got], [want], "moved pages")

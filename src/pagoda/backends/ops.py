@@ -318,9 +318,7 @@ class Backend(Protocol):
         """
         ...
 
-    def transfer(
-        self, kv: KVStore, saves: Sequence[Unit], loads: Sequence[tuple[Unit, Bytes]]
-    ) -> PendingTransfer:
+    def transfer(self, kv: KVStore, saves: Sequence[Unit], loads: Sequence[tuple[Unit, Bytes]]) -> PendingTransfer:
         """Copy pages out, then others in, in order with the steps submitted before and after; returns at once. No page
         is loaded twice.
 

@@ -12,7 +12,7 @@ Paging after Kwon et al. 2023, "Efficient Memory Management for Large Language M
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from pagoda.cache.eviction import Eviction
 from pagoda.cache.pins import Pins
@@ -21,6 +21,9 @@ from pagoda.cache.radix import Found, Key, Node, Pages, RadixTree
 from pagoda.cache.tables import NO_ROOM, READY, Extension, Held, Match, Tables
 from pagoda.plan import PageCopy
 from pagoda.types import CacheCause, CacheReport, PinInfo
+
+NO_TOKEN = -1
+"""After tokens that are all to be found: the last one never is."""
 
 
 class KVCache:
@@ -43,6 +46,15 @@ class KVCache:
         self._eviction = Eviction(min(pages), self._busy)
         self._tree = RadixTree(page_size, self._keep, self._let_go, self._eviction.on_leaf)
         self._pins = Pins(page_size, self._pools)
+
+    @property
+    def tree(self) -> RadixTree:
+        """The prefixes that may be evicted."""
+        return self._tree
+
+    def watch_evictions(self, on_evict: Callable[[Node], None]) -> None:
+        """From here on, tell of each node that goes to make room, while it is still in the tree."""
+        self._eviction.on_evict = on_evict
 
     @property
     def total(self) -> int:
@@ -94,8 +106,13 @@ class KVCache:
         in_use = sum(pool.in_use(node.pages[0]) for node in match.own if node.pages is not None)
         return self.pages_for(tokens) - in_use - len(match.pinned)
 
-    def admit(self, sequence: int, tokens: tuple[int, ...], key: Key = "", match: Match | None = None) -> Match:
-        """Open a page table for a sequence that has none, with the pages of the longest prefix found (`match`)."""
+    def admit(
+        self, sequence: int, tokens: tuple[int, ...], key: Key = "", match: Match | None = None, counts: bool = True
+    ) -> Match:
+        """Open a page table for a sequence that has none, with the pages of the longest prefix found (`match`).
+
+        `counts`: whether pins that it finds whole are hit.
+        """
         assert sequence not in self._held, f"sequence {sequence} is admitted twice"
         match = match or self.match(key, tokens)
         units = match.units
@@ -109,7 +126,8 @@ class KVCache:
         rest = list(tokens[len(match.own) * self.page_size : match.length])
         held = self._held[sequence] = Held(key, tables, match.length, match.length, list(match.own), rest)
         self._publish(held)
-        self._pins.hit(tokens, match.length)
+        if counts:
+            self._pins.hit(tokens, match.length)
         return match
 
     def committed(self, sequence: int) -> int:

@@ -14,6 +14,8 @@ from pagoda.cli._options import (
     SCHEDULER,
     Activations,
     ChunkTokens,
+    KvDir,
+    KvDirBudget,
     KvFormat,
     KvMemory,
     MaxModelLen,
@@ -46,6 +48,8 @@ def serve(
     page_size: PageSize = MACHINE.page_size,
     kv_format: KvFormat = MODEL.kv_format,
     kv_memory: KvMemory = None,
+    kv_dir: KvDir = None,
+    kv_dir_budget: KvDirBudget = None,
     activations: Activations = MODEL.activations,
 ) -> None:
     """Serve a model over HTTP, in OpenAI's format, until Ctrl-C.
@@ -74,6 +78,8 @@ def serve(
         page_size=page_size,
         kv_format=kv_format,
         kv_memory=kv_memory,
+        kv_dir=kv_dir,
+        kv_dir_budget=kv_dir_budget,
         activations=activations,
     )
     observer = PrometheusObserver()

@@ -12,12 +12,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from typing import Any
 
-from pagoda.cache import KVCache
+from pagoda.cache import KVCache, NoDisk
 from pagoda.config import SchedulerConfig
 from pagoda.engine.doors import Runner, Tokenizer
 from pagoda.engine.finish import Finish, News, last_event
@@ -29,11 +29,15 @@ from pagoda.engine.scheduler import Scheduler
 from pagoda.engine.watchdog import Watchdog
 from pagoda.errors import EngineDied, Overloaded
 from pagoda.obs.observer import NoObserver, Observer
-from pagoda.plan import Capacity, StepPlan
-from pagoda.types import CacheReport, FinishReason, GenerateRequest, PinInfo
+from pagoda.plan import Capacity, PageMove, StepPlan, StepResult
+from pagoda.types import CacheReport, DiskReport, FinishReason, GenerateRequest, PinInfo
 
 _DEFAULTS = SchedulerConfig()
 _NOBODY = NoObserver()
+_FLUSH_S = 5.0
+"""How long `close` may take to save what is in the cache."""
+_DISK_S = 0.5
+"""How often the loop looks whether patience with the disk ends."""
 _log = logging.getLogger(__name__)
 
 
@@ -56,6 +60,8 @@ class Engine:
         config: how steps are filled.
         observer: is told everything; `refused` on the thread that called `submit`.
         on_death: called once if the engine dies, after every request was ended; the process should exit non-zero.
+        open_disk: makes the tier of the engine's cache; what it is given is to be called, from any thread, when it has
+            news.
     """
 
     def __init__(
@@ -65,6 +71,7 @@ class Engine:
         config: SchedulerConfig = _DEFAULTS,
         observer: Observer = _NOBODY,
         on_death: Callable[[EngineDied], None] | None = None,
+        open_disk: Callable[[KVCache, Callable[[], None]], NoDisk] | None = None,
     ) -> None:
         self.capacity: Capacity = runner.capacity
         self._runner = runner
@@ -74,15 +81,16 @@ class Engine:
         self._on_death = on_death
         size, longest = self.capacity.page_size, self.capacity.max_model_len
         self._cache = cache = KVCache(self.capacity.pages, size, config.prefix_cache, longest)
-        self._pinning = Pinning(cache, self.capacity, self.submit)
+        self._ordered = threading.Condition()
+        self._orders: list[Callable[[], object]] = []
+        self._disk = open_disk(cache, self._wake) if open_disk else NoDisk()
+        self._pinning = Pinning(cache, self.capacity, self.submit, self._disk)
         self._roster = Roster(cache)
-        self._scheduler = Scheduler(config, self._roster, cache, observer)
+        self._scheduler = Scheduler(config, self._roster, cache, observer, self._disk)
         self._finish = Finish(tokenizer)
         self._requests = OpenRequests(config.max_queued, observer)
         self._watchdog = Watchdog(self._requests, config.stall_s, self._die)
         self._ids = count()
-        self._ordered = threading.Condition()
-        self._orders: list[Callable[[], object]] = []
         self._flights: deque[tuple[StepPlan, Any]] = deque()
         self._thread = threading.Thread(target=self._run, name="pagoda-engine", daemon=True)
 
@@ -147,12 +155,20 @@ class Engine:
         if all(info.id != pin for info in self.list_pins()):
             return False
         with self._ordered:
-            self._order(partial(self._cache.unpin, pin))
+            self._order(partial(self._unpin, pin))
         return True
+
+    def pin_again(self) -> list[Future[PinInfo]]:
+        """Pin, under their old numbers, the prefixes whose pins were on disk at the start."""
+        return self._pinning.pin_again()
 
     def cache_report(self) -> CacheReport:
         """What every KV page is used for, about now."""
-        return self._cache.report()
+        return replace(self._cache.report(), disk=self._disk.report())
+
+    def disk_report(self) -> DiskReport | None:
+        """What is on disk, if there is a tier."""
+        return self._disk.report()
 
     def health(self) -> Health:
         """Whether it serves."""
@@ -171,6 +187,8 @@ class Engine:
             self._ordered.notify()
         if self._thread.is_alive():
             self._thread.join(self._config.stall_s)
+        else:
+            self._disk.close()
         self._watchdog.join()
 
     # The loop.
@@ -181,13 +199,15 @@ class Engine:
                 self._step()
             while self._flights:  # closed: leave nothing half done with the runner
                 self._runner.finish(self._flights.popleft()[1])
+            self._disk.close(self._save, _FLUSH_S)
         except BaseException as error:  # whatever it was, everyone who waits must hear of it
             self._die(f"{type(error).__name__}: {error}", error)
+            self._disk.close()
 
     def _take_orders(self) -> bool:
         """Carry out what other threads asked for, and sleep if there is nothing to do; False once all is over."""
         with self._ordered:
-            while not (self._orders or self._roster.live or self._flights or self._requests.over):
+            while not (self._orders or self._roster.live or self._flights or self._requests.over or self._disk.busy):
                 self._ordered.wait()
             orders, self._orders = self._orders, []
         for order in orders:
@@ -203,15 +223,28 @@ class Engine:
             self._flights.append((plan, self._runner.submit(plan)))
             self._scheduler.commit(plan)
         elif not self._flights:
-            assert not self._roster.live, "there is work, and neither is anything in flight nor can anything be planned"
+            self._wait_for_disk()
             return
         if plan is None or len(self._flights) >= self._config.steps_in_flight:
             self._apply(*self._flights.popleft())
+
+    def _wait_for_disk(self) -> None:
+        """Nothing can be computed before pages have been read."""
+        if self._roster.live:
+            assert self._disk.restoring, "there is work, and neither is anything in flight nor can anything be planned"
+            with self._ordered:
+                if not (self._orders or self._requests.over or self._disk.busy):
+                    self._ordered.wait(_DISK_S)
+
+    def _save(self, moves: tuple[PageMove, ...]) -> StepResult:
+        """On the way out: only save."""
+        return self._runner.finish(self._runner.submit(self._scheduler.saving(moves)))
 
     def _apply(self, plan: StepPlan, handle: Any) -> None:
         """Wait for a plan, and send out what it produced."""
         result = self._runner.finish(handle)
         self._watchdog.beat()
+        self._disk.measure(plan, result)
         now, news = time.monotonic(), []
         for sampled in result.sampled:
             sequence = self._roster.live.get(sampled.sequence)
@@ -227,6 +260,15 @@ class Engine:
     def _order(self, order: Callable[[], object]) -> None:
         self._orders.append(order)
         self._ordered.notify()
+
+    def _wake(self) -> None:
+        """There is news from the disk: the loop hears of it when it plans."""
+        with self._ordered:
+            self._order(lambda: None)
+
+    def _unpin(self, pin: int) -> None:
+        self._cache.unpin(pin)
+        self._disk.unpinned(pin)
 
     def _accept(self, state: RequestState) -> None:
         self._observer.arrived(state.request)

@@ -5,15 +5,16 @@ Knows requests and the cache's pins; not how a request is run.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from itertools import count
 
-from pagoda.cache import KVCache
+from pagoda.cache import KVCache, NoDisk
 from pagoda.engine.admission import validate
 from pagoda.engine.request import Sink
-from pagoda.errors import InvalidRequest, MemoryLimit
+from pagoda.errors import InvalidRequest, MemoryLimit, PagodaError
 from pagoda.plan import Capacity
 from pagoda.types import FinishReason, GenerateRequest, PinInfo, SamplingParams, TokenEvent
 
@@ -21,18 +22,41 @@ _NO_OUTPUT = SamplingParams(max_tokens=1, temperature=0, seed=0, ignore_eos=True
 """One token must be sampled, and nobody gets it."""
 
 
+_NO_DISK = NoDisk()
+_log = logging.getLogger(__name__)
+
+
 class Pinning:
     """Pins prefixes. `pin` may be called from any thread."""
 
-    def __init__(self, cache: KVCache, capacity: Capacity, submit: Callable[[GenerateRequest, Sink], None]) -> None:
+    def __init__(
+        self,
+        cache: KVCache,
+        capacity: Capacity,
+        submit: Callable[[GenerateRequest, Sink], None],
+        disk: NoDisk = _NO_DISK,
+    ) -> None:
         self._cache = cache
         self._capacity = capacity
         self._submit = submit
-        self._numbers = count(1)
+        self._disk = disk
+        self._numbers = count(1 + max((record.number for record in disk.records), default=0))
 
     def pin(self, prompt: Sequence[int], owner: str) -> Future[PinInfo]:
         """As `Engine.pin`."""
-        number = next(self._numbers)
+        return self._pin(prompt, owner, next(self._numbers))
+
+    def pin_again(self) -> list[Future[PinInfo]]:
+        """As `Engine.pin_again`. One that cannot be pinned any more stays on disk."""
+        pinned = []
+        for record in self._disk.records:
+            try:
+                pinned.append(self._pin(record.tokens, record.owner, record.number))
+            except PagodaError as error:
+                _log.warning("pin %d of %d tokens is not pinned again: %s", record.number, len(record.tokens), error)
+        return pinned
+
+    def _pin(self, prompt: Sequence[int], owner: str, number: int) -> Future[PinInfo]:
         request = validate(
             prompt, _NO_OUTPUT, self._capacity, request_id=f"pin-{number}", arrival=time.monotonic(), tenant=owner
         )
@@ -65,6 +89,7 @@ class Pinning:
         info = self._cache.pin(number, request.tenant, request.prompt)
         if info is None:
             raise MemoryLimit("others took the pages of the prefix before it could be pinned: try again later")
+        self._disk.pinned(number, request.tenant, request.prompt)
         return info
 
     def _too_much(self, request: GenerateRequest) -> MemoryLimit:

@@ -7,13 +7,15 @@ others' tokens after Agrawal et al. 2024, "Sarathi-Serve".
 
 from __future__ import annotations
 
-from pagoda.cache import Extension, KVCache, Match
+from pagoda.cache import Extension, KVCache, Match, NoDisk
 from pagoda.config import SchedulerConfig
 from pagoda.engine.outline import Outline
 from pagoda.engine.request import Sequence
 from pagoda.engine.roster import Roster
 from pagoda.obs.observer import Observer
-from pagoda.plan import StepPlan
+from pagoda.plan import PageMove, StepPlan
+
+_NO_DISK = NoDisk()
 
 
 class Scheduler:
@@ -23,10 +25,13 @@ class Scheduler:
     What could never fit was refused before (`admission`): so every sequence becomes the oldest, or ends earlier.
     """
 
-    def __init__(self, config: SchedulerConfig, roster: Roster, cache: KVCache, observer: Observer) -> None:
+    def __init__(
+        self, config: SchedulerConfig, roster: Roster, cache: KVCache, observer: Observer, disk: NoDisk = _NO_DISK
+    ) -> None:
         self._roster = roster
         self._cache = cache
         self._observer = observer
+        self._disk = disk
         self._rows = config.chunk
         self._slots = config.max_num_seqs
         self._steps = 0
@@ -38,6 +43,8 @@ class Scheduler:
         """The next step, or None if nothing can be computed before a plan in flight is finished."""
         running, waiting = self._roster.running, self._roster.waiting
         self._outline = outline = Outline(self._rows)
+        outline.loads, back = self._disk.begin()
+        self._roster.come_back(back)
         index = 0
         while index < len(running):  # preemption shortens the list at its end
             self._place(running[index])
@@ -48,12 +55,21 @@ class Scheduler:
             donor = self._roster.donor(head, match)
             if not (self._nobody_ahead(head, match, donor) and self._pages_free(head, match, donor)):
                 break
+            if donor is None and not head.sought and self._on_disk(head, match):
+                self._roster.set_aside(head)
+                continue
             self._admit(head, match, donor)
             self._place(head)
-        if not outline.chunks:
+        outline.saves = self._disk.saves()
+        if outline.empty:
             return None
         self._steps += 1
         return outline.close(self._steps, self._roster.ends())
+
+    def saving(self, moves: tuple[PageMove, ...]) -> StepPlan:
+        """A plan that saves pages and does nothing else."""
+        self._steps += 1
+        return StepPlan(self._steps, (), ends=self._roster.ends(), saves=moves)
 
     def commit(self, plan: StepPlan) -> None:
         """A plan is handed over: whole pages of tokens that are known may be shared by later ones."""
@@ -102,6 +118,8 @@ class Scheduler:
     def _admit(self, head: Sequence, match: Match, donor: Sequence | None) -> None:
         first = head.state.cache is None
         self._roster.admit(head, match, donor)
+        if donor is None:
+            self._disk.found(match)
         if first:
             self._observer.matched(head.state.request, match.length, match.cause)
 
@@ -123,6 +141,10 @@ class Scheduler:
     def _nobody_ahead(self, head: Sequence, match: Match, donor: Sequence | None) -> bool:
         """Nobody computes a page or more of what it knows beyond what was found: who does runs, so the wait ends."""
         return donor is not None or not self._roster.computes(head, match)
+
+    def _on_disk(self, head: Sequence, match: Match) -> bool:
+        """Whether more of what it knows than was found is being read."""
+        return self._disk.fetch(head, head.key, head.tokens(0, head.values), match)
 
     def _pages_free(self, head: Sequence, match: Match, donor: Sequence | None) -> bool:
         """Pages for all it knows, and one in hand for each that runs: or it would soon be thrown out again."""
