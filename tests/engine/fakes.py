@@ -208,7 +208,7 @@ class GatedRunner(FakeRunner):
 
 
 def capacity(pages=(64,), page_size=4, max_model_len=64):
-    return Capacity(tuple(pages), page_size, max_model_len, VOCABULARY, "fake")
+    return Capacity(tuple(pages), page_size, max_model_len, VOCABULARY, "fake", "fake", 4096)
 
 
 def request(capacity, prompt=(1, 2, 3), request_id="r", arrival=0.0, tenant="", **params):

@@ -16,9 +16,11 @@ from typing import Any
 import numpy as np
 
 from pagoda.backends.cpu import CpuBackend, rope_table
+from pagoda.cache.kv_dir import KVDir
 from pagoda.catalog import ModelFile
 from pagoda.config import SchedulerConfig
 from pagoda.engine import Engine
+from pagoda.llm import disk_of
 from pagoda.models import build, read_config
 from pagoda.obs.observer import EngineState, NoObserver
 from pagoda.plan import Capacity, Chunk, SequenceStart, StepPlan, StepResult
@@ -63,7 +65,12 @@ def opened(
     with ModelFile(path) as source:
         model = build(source, read_config(source), cpu.weights, lambda f, n: rope_table(f, n, adjacent=True), longest)
     store = cpu.kv_store(model.groups, [pages], page_size, kv_format)
-    runner = Runner(cpu, model, store, Capacity((pages,), page_size, longest, model.vocabulary, "any"))
+    runner = Runner(
+        cpu,
+        model,
+        store,
+        Capacity((pages,), page_size, longest, model.vocabulary, f"{path} {kv_format}", "any", store.unit_bytes),
+    )
     yield runner
     runner.check()
     runner.close()
@@ -119,6 +126,8 @@ class Seen(NoObserver):
     rows: Counter[int] = field(default_factory=Counter)
     """Steps by their number of rows, of those in which each sequence has one."""
     copies: int = 0
+    restored: int = 0
+    """Pages read back from disk."""
     cached: int = 0
     """Prompt tokens whose KV was there."""
     ahead: int = 0
@@ -135,11 +144,18 @@ class Seen(NoObserver):
 
 
 def through_engine(
-    runner: Runner, asks: Sequence[Ask], config: SchedulerConfig, seen: Seen, arrival: str = "together", rounds: int = 1
-) -> list[dict[tuple[int, int], Line]]:
-    """The outputs by (request, choice), of each round of the same requests through one engine."""
-    engine = Engine(runner, NoText(), config, seen)
+    runner: Runner, asks: Sequence[Ask], config: SchedulerConfig, seen: Seen, arrival: str = "together",
+    rounds: int = 1, kv_dir: Path | None = None,
+) -> list[dict[tuple[int, int], Line]]:  # fmt: skip
+    """The outputs by (request, choice), of each round of the same requests through one engine, with a tier on disk if
+    there is a directory for one.
+    """
+    open_disk = None if kv_dir is None else disk_of(runner, KVDir(kv_dir), None)
+    engine = Engine(runner, NoText(), config, seen, open_disk=open_disk)
     lines = [_round(engine, asks, seen, arrival, first=i == 0) for i in range(rounds)]
+    if (report := engine.disk_report()) is not None:
+        assert not report.faults
+        seen.restored += report.restored
     engine.close()
     engine._roster.check()
     assert engine._roster.state().pages_used == 0

@@ -147,7 +147,7 @@ class Restores:
         """Assert that each restore is where it can be, and that tickets are of pages that are still to come."""
         for restore in self._restores:
             assert 0 <= restore.done <= restore.arrived <= len(restore.pages), "more pages are in place than came"
-            assert restore.done < restore.limit <= len(restore.pages), "a restore that is over"
+            assert restore.limit <= len(restore.pages), "more pages can come than were ordered"
             assert restore.waiting, "a restore for nobody"
         wanted = {ticket for restore in self._restores for ticket in restore.tickets[restore.done :]}
         assert set(self._by_ticket) <= wanted, "a ticket of no restore"

@@ -36,6 +36,7 @@ class Scheduler:
         self._slots = config.max_num_seqs
         self._steps = 0
         self._outline = Outline(0)
+        self._younger = 0
         self._gates = (self._nobody_short, self._slot_free, self._rows_free, self._prompt_ready)
         self._limiters = (self._rows_left, self._up_to_fork)
 
@@ -47,8 +48,10 @@ class Scheduler:
         self._roster.come_back(back)
         index = 0
         while index < len(running):  # preemption shortens the list at its end
+            self._younger = len(running) - index - 1
             self._place(running[index])
             index += 1
+        self._younger = 0
         while waiting and all(gate(waiting.head()) for gate in self._gates):
             head = waiting.head()
             match = self._roster.match(head)
@@ -93,8 +96,10 @@ class Scheduler:
                 self._outline.add(sequence, size, extension, self._cache.table(sequence.id))
 
     def _rows_left(self, _: Sequence) -> int:
-        """Only the youngest that runs can have more than one token due, and it comes last: nobody's row is taken."""
-        return self._outline.rows
+        """One that comes back from the disk may have much due and be older than others: it leaves each of them a row.
+        Else only the youngest that runs can have more than one token due, and it comes last.
+        """
+        return min(self._outline.rows, max(self._outline.rows - self._younger, 1))
 
     def _up_to_fork(self, sequence: Sequence) -> int:
         """Choices part before the prompt's last token: stop there once, so that none ends before others share it."""
