@@ -216,7 +216,7 @@ class DiskModel(Model):
         if loaded == good:
             assert self.cache.match(key, tokens).length >= (first + good) * self.size
         found = self.read_faults() - faults
-        assert found == (good < run) or loaded < good, "a fault is told once for each, and none is made up"
+        assert found == (good < run) or loaded < good, (found, good, run, loaded, room, chain, self.bad, dict(self.disk.report().faults))
         self.met["restored"] += loaded
         self.met["bad files"] += good < run
         self.settle()
