@@ -2,8 +2,8 @@
 
 Physics: computing a token takes all weights times its hidden state; restoring it reads its KV once, hashes it and
 copies it. For the default model in f16 that is 23 kB, and one core hashes about 1 GB/s: some 25 us a token, where
-computing one takes a millisecond and more. Each figure is of a process of its own; what the system has of the files in memory is let
-go first where it allows that.
+computing one takes a millisecond and more. Each figure is of a process of its own; what the system has of the files in
+memory is let go first where it allows that.
 
     PYTHONPATH=src python benchmarks/restart.py [--model PATH] [--tokens 2000] [--runs 3] [--kv-format f16]
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
 from pagoda.errors import InvalidConfig
@@ -89,6 +90,12 @@ class SchedulerConfig:
     """Most requests waiting or running; one more is refused."""
     stall_s: float = 30.0
     """Seconds without progress after which the engine is declared dead."""
+    speculate: str = "auto"
+    """Whose guesses of next tokens steps verify, where that pays.
+
+    auto, ngram: what followed the same words before; self:K: that, and the model's first K layers; draft:MODEL: that,
+    and a smaller model of the same vocabulary; off: nobody's.
+    """
     prefix_cache: bool = True
     """Keep the KV of what was computed, and find it again as the beginning of later prompts."""
 
@@ -96,6 +103,10 @@ class SchedulerConfig:
         """Check every range."""
         for name in ("max_num_seqs", "chunk", "steps_in_flight", "max_queued", "stall_s"):
             _positive(name, getattr(self, name))
+        if not re.fullmatch(r"auto|ngram|off|self:[1-9]\d{0,3}|draft:.+", self.speculate):
+            raise InvalidConfig(
+                f"speculate must be auto, ngram, self:K (K layers), draft:MODEL or off, got {self.speculate!r}"
+            )
 
 
 @dataclass(frozen=True, slots=True)

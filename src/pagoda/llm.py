@@ -63,6 +63,7 @@ class EngineOptions(TypedDict, total=False):
     max_queued: int
     stall_s: float
     prefix_cache: bool
+    speculate: str
 
 
 def engine_config(model: str, **options: Unpack[EngineOptions]) -> EngineConfig:
@@ -115,17 +116,19 @@ def open_engine(config: EngineConfig, observer: Observer = _NOBODY, progress: Pr
         UnknownModel, ModelError, MemoryLimit: the model cannot be loaded here.
     """
     name = config.model.model
-    with ExitStack() as undo:
+    with ExitStack() as undo, ExitStack() as files:
         directory = KVDir(config.machine.kv_dir) if config.machine.kv_dir is not None else None
         if directory is not None:
             undo.callback(directory.close)
-        with open_model(name, progress=progress) as model_file:
-            sizing = size(model_file, config, free_memory())
-            # Both at once: packing needs the cores but not the GIL, the tokenizer the GIL.
-            with ThreadPoolExecutor(1) as beside:
-                tokenizing = beside.submit(Tokenizer.from_metadata, model_file.metadata)
-                runner = load_runner(model_file, config, sizing)
-                tokenizer = tokenizing.result()
+        model_file = files.enter_context(open_model(name, progress=progress))
+        kind, _, drafter_name = config.scheduler.speculate.partition(":")
+        drafter = files.enter_context(open_model(drafter_name, progress=progress)) if kind == "draft" else None
+        sizing = size(model_file, config, free_memory(), drafter)
+        # Both at once: packing needs the cores but not the GIL, the tokenizer the GIL.
+        with ThreadPoolExecutor(1) as beside:
+            tokenizing = beside.submit(Tokenizer.from_metadata, model_file.metadata)
+            runner = load_runner(model_file, config, sizing, drafter)
+            tokenizer = tokenizing.result()
         open_disk = disk_of(runner, directory, config.machine.kv_dir_budget) if directory is not None else None
         engine = Engine(runner, tokenizer, config.scheduler, observer, open_disk=open_disk)
         undo.pop_all()

@@ -108,6 +108,8 @@ class GenerateRequest:
     """When the client's request came in, in seconds of `time.monotonic()`: TTFT counts from here."""
     tenant: str = ""
     """Whose request it is: prefixes are shared within a tenant."""
+    speculate: bool = True
+    """Whether drafts may be verified for it. Changes no output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,5 +259,9 @@ class TokenEvent:
     """On the last event, if the request was admitted."""
     timings: Timings | None = None
     """On the last event."""
+    accepted_drafts: int = 0
+    """On the last event: drafts that were right, each a token without a step of its own."""
+    rejected_drafts: int = 0
+    """On the last event: drafts that were wrong."""
     error: PagodaError | None = field(default=None, compare=False)
     """On the last event, if `finish` is ERROR."""

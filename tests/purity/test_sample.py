@@ -56,7 +56,7 @@ def test_sample(case: dict[str, Any], smollm2_path: Path, baseline: Callable[[As
             activations="int16", isa=case["isa"], threads=case["threads"], fuse=case["fuse"],
         ) as runner:  # fmt: skip
             kv_dir = tmp_path / "kv" if lives > 1 else None
-            got += through_engine(runner, asks, scheduler(case), seen, case["arrival"], rounds, kv_dir)
+            got += through_engine(runner, asks, scheduler(case), seen, case["arrival"], rounds, kv_dir=kv_dir)
     assert case["pages"] == "plenty" or seen.preemptions
     assert rounds == 1 or seen.cached
     want = {(i, choice): baseline(ask, choice) for i, ask in enumerate(asks) for choice in range(ask.params.n)}

@@ -82,7 +82,8 @@ class OfflineBench:
         self._serial = 0
         began = time.perf_counter()
         self._opened = open_engine(
-            engine_config(model, threads=threads, max_num_seqs=most, max_model_len=longest), self._clock
+            engine_config(model, threads=threads, max_num_seqs=most, max_model_len=longest, speculate="off"),
+            self._clock,
         )
         self.load_s = time.perf_counter() - began
 

@@ -10,10 +10,12 @@ import typer
 
 from pagoda.cli._options import (
     MODEL,
+    SCHEDULER,
     MaxTokens,
     MinP,
     ModelOption,
     Seed,
+    Speculate,
     Temperature,
     Threads,
     TopK,
@@ -36,6 +38,7 @@ def generate(
     min_p: MinP = 0.0,
     seed: Seed = None,
     threads: Threads = None,
+    speculate: Speculate = SCHEDULER.speculate,
     raw: Annotated[bool, typer.Option(help="Continue the text as it stands, without the chat template.")] = False,
     json: Annotated[bool, typer.Option(help="Print a last line with text, tokens and timings as JSON.")] = False,
 ) -> None:
@@ -50,7 +53,7 @@ def generate(
         max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed
     )
     text = sys.stdin.read() if prompt == "-" else prompt
-    with open_llm(model, threads=threads, max_num_seqs=1) as llm:
+    with open_llm(model, threads=threads, max_num_seqs=1, speculate=speculate) as llm:
         templated = llm.tokenizer.has_chat_template and not raw
         asked: Any = [{"role": "user", "content": text}] if templated else text
         with llm.stream(asked, params) as events:

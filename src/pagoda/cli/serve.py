@@ -22,6 +22,7 @@ from pagoda.cli._options import (
     MaxNumSeqs,
     ModelArgument,
     PageSize,
+    Speculate,
     Threads,
 )
 from pagoda.cli._progress import DownloadBar
@@ -51,6 +52,7 @@ def serve(
     kv_dir: KvDir = None,
     kv_dir_budget: KvDirBudget = None,
     activations: Activations = MODEL.activations,
+    speculate: Speculate = SCHEDULER.speculate,
 ) -> None:
     """Serve a model over HTTP, in OpenAI's format, until Ctrl-C.
 
@@ -81,6 +83,7 @@ def serve(
         kv_dir=kv_dir,
         kv_dir_budget=kv_dir_budget,
         activations=activations,
+        speculate=speculate,
     )
     observer = PrometheusObserver()
     with bind(config) as sock:

@@ -14,11 +14,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import count
-from typing import Any
+from itertools import count, groupby
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 from pagoda.cache import KVCache, NoDisk
 from pagoda.config import SchedulerConfig
+from pagoda.engine import request
 from pagoda.engine.doors import Runner, Tokenizer
 from pagoda.engine.finish import Finish, News, last_event
 from pagoda.engine.open_requests import OpenRequests
@@ -26,6 +28,7 @@ from pagoda.engine.pinning import Pinning
 from pagoda.engine.request import RequestState, Sink, Wake
 from pagoda.engine.roster import Roster
 from pagoda.engine.scheduler import Scheduler
+from pagoda.engine.speculation import Controller, controller
 from pagoda.engine.watchdog import Watchdog
 from pagoda.errors import EngineDied, Overloaded
 from pagoda.obs.observer import NoObserver, Observer
@@ -51,6 +54,15 @@ class Health:
     waiting: int
 
 
+class Flight(NamedTuple):
+    """A plan that was handed over."""
+
+    plan: StepPlan
+    handle: Any
+    ahead: bool
+    """Whether the machine room still had another one."""
+
+
 class Engine:
     """One runner's requests. All but the loop may be called from any thread.
 
@@ -60,6 +72,7 @@ class Engine:
         config: how steps are filled.
         observer: is told everything; `refused` on the thread that called `submit`.
         on_death: called once if the engine dies, after every request was ended; the process should exit non-zero.
+        speculation: who drafts; None is as `config` says.
         open_disk: makes the tier of the engine's cache; what it is given is to be called, from any thread, when it has
             news.
     """
@@ -71,6 +84,7 @@ class Engine:
         config: SchedulerConfig = _DEFAULTS,
         observer: Observer = _NOBODY,
         on_death: Callable[[EngineDied], None] | None = None,
+        speculation: Controller | None = None,
         open_disk: Callable[[KVCache, Callable[[], None]], NoDisk] | None = None,
     ) -> None:
         self.capacity: Capacity = runner.capacity
@@ -86,12 +100,14 @@ class Engine:
         self._disk = open_disk(cache, self._wake) if open_disk else NoDisk()
         self._pinning = Pinning(cache, self.capacity, self.submit, self._disk)
         self._roster = Roster(cache)
-        self._scheduler = Scheduler(config, self._roster, cache, observer, self._disk)
+        self._speculation = speculation or controller(config.speculate)
+        self._scheduler = Scheduler(config, self._roster, cache, observer, self._speculation, self._disk)
         self._finish = Finish(tokenizer)
         self._requests = OpenRequests(config.max_queued, observer)
         self._watchdog = Watchdog(self._requests, config.stall_s, self._die)
         self._ids = count()
-        self._flights: deque[tuple[StepPlan, Any]] = deque()
+        self._flights: deque[Flight] = deque()
+        self._rested_at: float | None = None
         self._thread = threading.Thread(target=self._run, name="pagoda-engine", daemon=True)
 
     # From any thread.
@@ -198,7 +214,7 @@ class Engine:
             while self._take_orders():
                 self._step()
             while self._flights:  # closed: leave nothing half done with the runner
-                self._runner.finish(self._flights.popleft()[1])
+                self._runner.finish(self._flights.popleft().handle)
             self._disk.close(self._save, _FLUSH_S)
         except BaseException as error:  # whatever it was, everyone who waits must hear of it
             self._die(f"{type(error).__name__}: {error}", error)
@@ -208,6 +224,7 @@ class Engine:
         """Carry out what other threads asked for, and sleep if there is nothing to do; False once all is over."""
         with self._ordered:
             while not (self._orders or self._roster.live or self._flights or self._requests.over or self._disk.busy):
+                self._rested_at = None
                 self._ordered.wait()
             orders, self._orders = self._orders, []
         for order in orders:
@@ -216,17 +233,20 @@ class Engine:
 
     def _step(self) -> None:
         """Hand over the next plan; finish the oldest if enough are in flight, or if nothing can be planned before."""
+        while self._flights and self._flights[-1].plan.drafts:
+            self._apply(self._flights.popleft())
         plan = self._scheduler.schedule()
         if plan is not None:
             for start in plan.starts:
                 self._roster.live[start.sequence].planned_at = time.monotonic()
-            self._flights.append((plan, self._runner.submit(plan)))
+            ahead = bool(self._flights)
+            self._flights.append(Flight(plan, self._runner.submit(plan), ahead))
             self._scheduler.commit(plan)
         elif not self._flights:
             self._wait_for_disk()
             return
         if plan is None or len(self._flights) >= self._config.steps_in_flight:
-            self._apply(*self._flights.popleft())
+            self._apply(self._flights.popleft())
 
     def _wait_for_disk(self) -> None:
         """Nothing can be computed before pages have been read."""
@@ -240,20 +260,35 @@ class Engine:
         """On the way out: only save."""
         return self._runner.finish(self._runner.submit(self._scheduler.saving(moves)))
 
-    def _apply(self, plan: StepPlan, handle: Any) -> None:
+    def _apply(self, flight: Flight) -> None:
         """Wait for a plan, and send out what it produced."""
-        result = self._runner.finish(handle)
+        result = self._runner.finish(flight.handle)
         self._watchdog.beat()
-        self._disk.measure(plan, result)
-        now, news = time.monotonic(), []
-        for sampled in result.sampled:
-            sequence = self._roster.live.get(sampled.sequence)
-            if sequence is not None:  # else it ended while this was in flight: stopped or cancelled
+        self._disk.measure(flight.plan, result)
+        now, news = time.monotonic(), list[News]()
+        gap = None if self._rested_at is None else max(now - self._rested_at - result.seconds, 0.0)
+        self._rested_at = now
+        if flight.plan.chunks:  # else it only moved pages
+            self._speculation.finished(flight.plan, result, gap, flight.ahead)
+        drafters = {chunk.sequence: (chunk.drafter, chunk.drafts) for chunk in flight.plan.chunks if chunk.drafts}
+        for number, group in groupby(result.sampled, attrgetter("sequence")):
+            sequence, tokens = self._roster.live.get(number), tuple(group)
+            if sequence is None:  # it ended while this was in flight: stopped or cancelled
+                continue
+            right = sequence.arrived(len(tokens))
+            if number in drafters:
+                self._speculation.verified(sequence, *drafters[number], right)
+            for sampled in tokens:
                 news.append(self._finish.apply(sequence, sampled, now))
                 if news[-1].event.finish is not None:
-                    self._roster.end(sequence)
+                    self._end(sequence)
+                    break
         self._send(news)
-        self._observer.stepped(plan, result, self._roster.state())
+        self._observer.stepped(flight.plan, result, self._roster.state())
+
+    def _end(self, sequence: request.Sequence) -> None:
+        self._roster.end(sequence)
+        self._speculation.forget(sequence)
 
     # Orders, and the end.
 
@@ -281,7 +316,7 @@ class Engine:
         now, news = time.monotonic(), []
         for sequence in state.sequences:
             if sequence.id in self._roster.live:
-                self._roster.end(sequence)
+                self._end(sequence)
                 news.append(News(state, last_event(sequence, FinishReason.CANCELLED, now), None))
         self._send(news)
 

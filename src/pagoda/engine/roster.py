@@ -94,6 +94,7 @@ class Roster:
         are on their way already.
         """
         victim = self.running.pop()
+        assert not victim.drafting, "a sequence loses its pages while drafts of it are verified"
         self._give_back(victim)
         victim.preemptions += 1
         if victim.known < victim.limit:

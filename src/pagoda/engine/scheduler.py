@@ -12,6 +12,7 @@ from pagoda.config import SchedulerConfig
 from pagoda.engine.outline import Outline
 from pagoda.engine.request import Sequence
 from pagoda.engine.roster import Roster
+from pagoda.engine.speculation.controller import Controller
 from pagoda.obs.observer import Observer
 from pagoda.plan import PageMove, StepPlan
 
@@ -26,11 +27,18 @@ class Scheduler:
     """
 
     def __init__(
-        self, config: SchedulerConfig, roster: Roster, cache: KVCache, observer: Observer, disk: NoDisk = _NO_DISK
+        self,
+        config: SchedulerConfig,
+        roster: Roster,
+        cache: KVCache,
+        observer: Observer,
+        speculation: Controller | None = None,
+        disk: NoDisk = _NO_DISK,
     ) -> None:
         self._roster = roster
         self._cache = cache
         self._observer = observer
+        self._speculation = speculation or Controller()
         self._disk = disk
         self._rows = config.chunk
         self._slots = config.max_num_seqs
@@ -41,11 +49,16 @@ class Scheduler:
         self._limiters = (self._rows_left, self._up_to_fork)
 
     def schedule(self) -> StepPlan | None:
-        """The next step, or None if nothing can be computed before a plan in flight is finished."""
+        """The next step, or None if nothing can be computed before a plan in flight is finished.
+
+        A plan with drafts must be finished before: how long its sequences are depends on it.
+        """
         running, waiting = self._roster.running, self._roster.waiting
         self._outline = outline = Outline(self._rows)
         outline.loads, back = self._disk.begin()
         self._roster.come_back(back)
+        alone = not waiting and all(sequence.computed >= sequence.known - 1 for sequence in running)
+        self._speculation.open(len(running), self._rows, alone)
         index = 0
         while index < len(running):  # preemption shortens the list at its end
             self._younger = len(running) - index - 1
@@ -90,14 +103,24 @@ class Scheduler:
         size = sequence.due()
         for limiter in self._limiters:
             size = min(size, limiter(sequence))
-        if size > 0:
-            extension = self._make_room(sequence, sequence.computed + size)
-            if extension is not None:
-                self._outline.add(sequence, size, extension, self._cache.table(sequence.id))
+        if size <= 0:
+            return
+        end = sequence.computed + size
+        drafter, drafts = self._speculation.draft(sequence) if size == 1 and end == sequence.known else ("", ())
+        if drafts:
+            extension = self._cache.extend(sequence.id, sequence.computed, end + len(drafts))
+            if extension.fits:  # nobody loses a page for a guess
+                self._outline.add(sequence, size, extension, self._cache.table(sequence.id), drafter, drafts)
+                return
+        room = self._make_room(sequence, end)
+        if room is not None:
+            self._outline.add(sequence, size, room, self._cache.table(sequence.id))
 
     def _rows_left(self, _: Sequence) -> int:
         """One that comes back from the disk may have much due and be older than others: it leaves each of them a row.
         Else only the youngest that runs can have more than one token due, and it comes last.
+
+        Drafts have the rows that are left over if everybody has one.
         """
         return min(self._outline.rows, max(self._outline.rows - self._younger, 1))
 
