@@ -16,7 +16,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from .disk_model import DiskModel, step
+from .disk_model import DiskModel, Waiter, step
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -90,3 +90,41 @@ def test_long_runs_agree_with_brute_force(tmp_path):
         met.update(model.met)
     missing = {f"spoiled {kind}" for kind in range(7)} | {"saves", "loads", "restored", "bad files", "full", "restarts"}
     assert missing <= set(met), f"the run never came upon {missing - set(met)}"
+
+
+def test_a_restore_gives_up_when_what_it_follows_on_is_evicted(tmp_path):
+    """Pages 2 and 3 are on their way; page 0 and 1, found in memory, go before they come."""
+    model = DiskModel(tmp_path / "kv", (4,), 2, files=1000)
+    whole = (0, 1, 1, 0, 0, 0, 1, 1, 0)
+
+    def compute(name, tokens, upto):
+        model.cache.admit(name, tokens)
+        assert model.cache.extend(name, 0, upto).fits
+        for position in range(upto):
+            page = model.cache.table(name)[0][position // 2]
+            model.memory[0, page, position % 2] = tokens[: position + 1]
+        model.cache.commit(name, tokens[model.cache.committed(name) : upto])
+        model.cache.release(name)
+
+    compute(0, whole, 8)
+    model.kept = model.strings()
+    model.disk.found(model.cache.match("", whole))
+    before = dict(model.memory)
+    model.carry_out(before, model.disk.saves())
+    model.settle()
+    assert model.disk.report().units == 4
+    while model.cache.idle > 2:
+        assert model.cache._eviction.evict(model.cache.tree)
+    match = model.cache.match("", whole)
+    assert match.length == 4
+    waiter = Waiter()
+    model.waiters.append(waiter)
+    assert model.disk.fetch(waiter, "", whole, match)
+    while model.cache.idle:
+        assert model.cache._eviction.evict(model.cache.tree)
+    model.shelf.work()
+    model.kept = set()
+    assert model.plan() == (0, [waiter])
+    model.disk.check()
+    assert model.disk.report().units == 4
+    model.directory.close()

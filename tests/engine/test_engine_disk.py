@@ -391,3 +391,15 @@ def test_a_tier_needs_no_room_that_others_need(tmp_path):
         driver.turn()
         for each in asked:
             driver.end(*each)
+
+
+def test_a_smaller_budget_is_kept_from_the_start(tmp_path):
+    driver = Driver(tmp_path / "kv")
+    with driver.session():
+        driver.ask(LONG)
+    assert len(driver.tier.files()) == 10
+    driver.tier.budget = 4 * 8192
+    with driver.session(orderly=False):
+        driver.tier.shelf.work()
+        assert len(driver.tier.files()) == 4
+        assert driver.ask(LONG).cached_tokens == 16, "the beginnings stay"
