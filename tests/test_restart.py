@@ -104,7 +104,7 @@ def test_formats_and_page_sizes_do_not_meet(path: str, tmp_path: Path) -> None:
 def test_pins_are_back_before_the_engine_is_ready(path: str, tmp_path: Path) -> None:
     kv_dir = str(tmp_path / "kv")
     with opened(path, kv_dir=kv_dir) as made:
-        pin = made.engine.pin(SYSTEM, "admin").result(20)
+        pin = made.engine.pin(SYSTEM, "admin", shared=True).result(20)
     with opened(path, kv_dir=kv_dir) as made:
         (again,) = made.engine.list_pins()
         assert (again.id, again.owner, again.tokens) == (pin.id, "admin", len(SYSTEM))

@@ -145,7 +145,7 @@ class Capacity:
     """Token ids run from 0 to this, exclusive."""
     fingerprint: str
     """Of the weights, formats and arithmetic: outputs are a function of it and of the request."""
-    layout: str = ""
-    """What a page's bytes mean besides the fingerprint; empty if the runner moves no pages."""
     unit_bytes: int = 0
-    """Bytes of one page of every KV group."""
+    """Bytes of one page of every KV group; 0 if a runner's pages are only numbers."""
+    layout: str = ""
+    """What a page's bytes mean besides the fingerprint: pages are moved within one layout only."""

@@ -13,7 +13,7 @@ import os
 from collections import Counter
 from pathlib import Path
 
-from pagoda.cache import Disk, KVCache
+from pagoda.cache import Disk, KVCache, PinRecord
 from pagoda.cache.kv import NO_TOKEN
 from pagoda.cache.kv_dir import KVDir
 from pagoda.cache.page_file import Seal
@@ -54,8 +54,8 @@ class DiskModel(Model):
         self.files: dict[str, tuple[str, tuple[int, ...]]] = {}
         self.bad: set[str] = set()
         self.strange: set[str] = set()
-        self.told: dict[int, tuple[str, tuple[int, ...]]] = {}
-        self.maybe: dict[int, tuple[str, tuple[int, ...]]] = {}
+        self.told: dict[int, PinRecord] = {}
+        self.maybe: dict[int, PinRecord] = {}
         """Unpinned, and the record may still be there."""
         self.now = 0.0
         self.met = Counter()
@@ -73,7 +73,7 @@ class DiskModel(Model):
         self.disk = Disk(self.cache, self.shelf, self.budget, lambda: self.now)
         self.shelf.work()
         self.lines, self.kept, self.evicted, self.pins, self.memory, self.seen = {}, set(), set(), {}, {}, {}
-        self.waiters, self.saving = [], {}
+        self.waiters, self.saving, self.protected = [], {}, {}
 
     # What a plan does.
 
@@ -111,7 +111,7 @@ class DiskModel(Model):
         self.evicted |= self.kept - now
         for key, string in now - self.kept:
             assert len(string) % self.size == 0
-            pinned = any(pin[: len(string)] == string for pin in self.pins.values())
+            pinned = any(k in (None, key) and pin[: len(string)] == string for k, pin in self.pins.values())
             assert pinned or (key, string) in self.files.values(), "a page came from nowhere, or from another tenant"
         self.kept = now
 
@@ -128,8 +128,8 @@ class DiskModel(Model):
 
     def failed(self, name: str) -> None:
         """A pin whose record could not be written is not there after a restart; that is told as a fault."""
-        for number, (owner, tokens) in list(self.told.items()):
-            if self.shelf.seal.pin_name(number, owner, tokens).hex() + PIN == name:
+        for number, pin in list(self.told.items()):
+            if self.shelf.seal.pin_name(number, pin.owner, pin.tokens).hex() + PIN == name:
                 del self.told[number]
 
     def work(self, draw: Draw) -> None:
@@ -158,25 +158,43 @@ class DiskModel(Model):
         key = None
         original = self.cache.pin
 
-        def spy(number, owner, tokens):
+        def spy(number, owner, tokens, shared, name=""):
             nonlocal key
-            key = owner
-            return original(number, owner, tokens)
+            key = owner, shared
+            return original(number, owner, tokens, shared, name)
 
         self.cache.pin = spy
         super().pin(draw)
         self.cache.pin = original
         for number in set(self.pins) - set(known):
-            self.disk.pinned(number, key, self.pins[number])
-            self.told[number] = key, self.pins[number]
+            record = PinRecord(number, key[0], self.pins[number][1], key[1], f"pin {number}")
+            self.disk.pinned(record)
+            self.protected[number] = record
+            self.told[number] = record
 
     def unpin(self, draw: Draw) -> None:
         before = set(self.pins)
         super().unpin(draw)
         for number in before - set(self.pins):
             self.disk.unpinned(number)
+            self.protected.pop(number, None)
             if number in self.told:
                 self.maybe[number] = self.told.pop(number)
+
+    def clear(self, draw: Draw) -> None:
+        if draw(0, 4):
+            return
+        self.disk.clear(self.cache.clear)
+        self.see_evictions(True)
+        self.settle()
+        self.shelf.work()
+        kept = {name for name in os.listdir(self.path) if name.endswith(PAGE) and self.listed(name)}
+        pinned = {page.name.hex() + PAGE for pin in self.told_now() for page in self.disk._names.pages(*pin)}
+        assert kept <= pinned, "what was cleared is still on disk"
+        self.met["cleared"] += 1
+
+    def told_now(self):
+        return [(pin.owner, pin.tokens) for pin in self.protected.values()]
 
     def prompt(self, draw: Draw) -> tuple[str, tuple[int, ...]]:
         known = sorted(self.files.values())
@@ -332,7 +350,7 @@ class DiskModel(Model):
         assert self.strange <= self.bad | before, "a sound page is not listed"
         self.files = {name: what for name, what in self.files.items() if name not in self.strange}
         self.bad -= self.strange
-        records = {record.number: (record.owner, record.tokens) for record in self.disk.records}
+        records = {record.number: record for record in self.disk.records}
         assert len(records) == len(written)
         assert set(records.items()) <= {*self.told.items(), *self.maybe.items()}, "a pin came from nowhere"
         assert not orderly or set(self.told.items()) <= set(records.items()), "a pin was lost"
@@ -361,7 +379,7 @@ class DiskModel(Model):
 
 OPERATIONS = (
     "admit", "admit", "write", "write", "write", "commit", "commit", "commit", "release", "release", "pin", "unpin",
-    "look", "look", "look", "order", "step", "step", "work", "work", "spoil", "fill", "fill", "seldom",
+    "clear", "look", "look", "look", "order", "step", "step", "work", "work", "spoil", "fill", "fill", "seldom",
 )  # fmt: skip
 SELDOM = ("lose_patience", "restart")
 NEED_LINES = {"write", "commit", "release", "fork"}

@@ -60,7 +60,7 @@ class DiskMachine(RuleBasedStateMachine):
     def pins(self, data, name):
         self.go(name, data)
 
-    @rule(data=st.data(), name=st.sampled_from(["look", "order", "step", "work"]))
+    @rule(data=st.data(), name=st.sampled_from(["look", "order", "step", "work", "clear"]))
     def disk(self, data, name):
         self.go(name, data)
 
@@ -88,7 +88,15 @@ def test_long_runs_agree_with_brute_force(tmp_path):
             step(model, generator.randint)
         model.directory.close()
         met.update(model.met)
-    missing = {f"spoiled {kind}" for kind in range(7)} | {"saves", "loads", "restored", "bad files", "full", "restarts"}
+    missing = {f"spoiled {kind}" for kind in range(7)} | {
+        "saves",
+        "loads",
+        "restored",
+        "bad files",
+        "full",
+        "restarts",
+        "cleared",
+    }
     assert missing <= set(met), f"the run never came upon {missing - set(met)}"
 
 

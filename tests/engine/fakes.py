@@ -253,7 +253,7 @@ class GatedRunner(FakeRunner):
 
 
 def capacity(pages=(64,), page_size=4, max_model_len=64):
-    return Capacity(tuple(pages), page_size, max_model_len, VOCABULARY, "fake", "fake", 4096)
+    return Capacity(tuple(pages), page_size, max_model_len, VOCABULARY, "fake", 4096, "fake")
 
 
 def request(capacity, prompt=(1, 2, 3), request_id="r", arrival=0.0, tenant="", speculate=True, **params):

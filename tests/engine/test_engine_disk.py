@@ -189,6 +189,9 @@ class Driver:
         assert [t for e in events for t in e.token_ids] == expected(ask.prompt, ask.params, 0)[0]
         return events[-1]
 
+    def pins(self):
+        return {(pin.id, pin.owner, pin.shared, pin.name, pin.tokens) for pin in self.engine.list_pins()}
+
     @property
     def report(self):
         return self.engine.cache_report().disk
@@ -237,26 +240,29 @@ def test_nothing_crosses_tenants(tmp_path):
         assert driver.ask(LONG, "a").cached_tokens == 40
 
 
-def test_a_pin_comes_back_pinned_with_its_number_and_owner(tmp_path):
+def test_a_pin_comes_back_pinned_with_its_number_owner_name_and_reach(tmp_path):
     driver = Driver(tmp_path / "kv")
     with driver.session(orderly=False):
-        first, second = driver.engine.pin(LONG[:18], "admin"), driver.engine.pin(LONG[3:9], "other")
+        first = driver.engine.pin(LONG[:18], "admin", shared=True, name="first")
+        second = driver.engine.pin(LONG[3:9], "other", shared=False, name="second")
         driver.turn()
         driver.engine.unpin(first.result(0).id)
-        third = driver.engine.pin(LONG[:22], "admin")
+        third = driver.engine.pin(LONG[:22], "admin", shared=True, name="third")
         driver.turn()
-        kept = {pin.id: (pin.owner, pin.tokens) for pin in driver.engine.list_pins()}
-        assert set(kept) == {second.result(0).id, third.result(0).id}
+        kept = driver.pins()
+        assert {pin[0] for pin in kept} == {second.result(0).id, third.result(0).id}
     with driver.session(orderly=False):
         again = driver.engine.pin_again()
         driver.turn()
-        assert {pin.result(0).id for pin in again} == set(kept)
-        assert {pin.id: (pin.owner, pin.tokens) for pin in driver.engine.list_pins()} == kept
+        assert all(pin.done() for pin in again)
+        assert driver.pins() == kept
         assert driver.report.restored == 6, "whole pages are read, the rest is computed"
         assert driver.ask(LONG, "anyone").cached_tokens == 22
-        assert driver.engine.pin(LONG[20:26]).exception is not None
+        assert driver.ask((*LONG[3:9], 1), "anyone").cached_tokens == 0, "it is the other's own"
+        assert driver.ask((*LONG[3:9], 1), "other").cached_tokens == 6
+        driver.engine.pin(LONG[20:26], "admin", shared=True)
         driver.turn()
-        assert max(pin.id for pin in driver.engine.list_pins()) > max(kept)
+        assert max(pin[0] for pin in driver.pins()) > max(pin[0] for pin in kept)
     with driver.session():
         driver.engine.pin_again()
         driver.turn()
@@ -267,10 +273,23 @@ def test_a_pin_comes_back_pinned_with_its_number_and_owner(tmp_path):
         assert driver.engine.pin_again() == [], "what was unpinned stays unpinned"
 
 
+def test_clearing_the_cache_clears_the_disk_of_all_but_pins(tmp_path):
+    driver = Driver(tmp_path / "kv")
+    with driver.session():
+        driver.engine.pin(LONG[:8], "a", shared=True)
+        driver.ask(LONG, "a")
+        driver.ask(LONG, "a")
+        assert len(driver.tier.files()) == 10
+        driver.engine.clear_cache()
+        driver.turn()
+        assert len(driver.tier.files()) == 2
+        assert driver.ask(LONG, "a").cached_tokens == 8
+
+
 def test_a_pin_whose_files_are_damaged_is_computed_and_pinned(tmp_path):
     driver = Driver(tmp_path / "kv")
     with driver.session(orderly=False):
-        driver.engine.pin(LONG, "admin")
+        driver.engine.pin(LONG, "admin", shared=True)
         driver.turn()
     for path in driver.tier.files():
         path.write_bytes(path.read_bytes()[:-1])

@@ -78,7 +78,7 @@ def opened(
         guesser = Guesser(cpu, model, 1, store)
     identity = f"{path} {kv_format} {backend['activations']}"
     capacity = Capacity(
-        (pages,) * (1 + own), page_size, longest, model.vocabulary, identity, "any", store.unit_bytes * (1 + own)
+        (pages,) * (1 + own), page_size, longest, model.vocabulary, identity, store.unit_bytes * (1 + own), "any"
     )
     runner = Runner(cpu, model, store, capacity, guesser)
     yield runner

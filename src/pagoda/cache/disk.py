@@ -7,6 +7,7 @@ Whole pages only: what a prefix has beyond them is a few tokens, and computed. K
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections import Counter
@@ -34,11 +35,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PinRecord:
-    """A pin that was on disk at the start."""
+    """A pin, as it is kept over a restart."""
 
     number: int
     owner: str
     tokens: tuple[int, ...]
+    shared: bool
+    name: str
 
 
 class NoDisk:
@@ -75,7 +78,11 @@ class NoDisk:
     def measure(self, plan: StepPlan, result: StepResult) -> None:
         """A step was finished."""
 
-    def pinned(self, number: int, owner: str, tokens: tuple[int, ...]) -> None:
+    def clear(self, evict: Callable[[], object]) -> None:
+        """Forget all prefixes but pins; `evict` does so in the cache."""
+        evict()
+
+    def pinned(self, pin: PinRecord) -> None:
         """A prefix was pinned."""
 
     def unpinned(self, number: int) -> None:
@@ -113,6 +120,9 @@ class Disk(NoDisk):
         """Names of pages that are being written, by ticket."""
         self._hot: dict[Node, None] = {}
         self._evicted: list[PageMove] = []
+        self._clearing = False
+        self._unwanted: set[int] = set()
+        """Tickets of pages that are to be removed when they are written."""
         self._pins: dict[int, tuple[str, list[bytes]]] = {}
         """File of the record, and names of the pages, by number."""
         self._saved = self._dropped = 0
@@ -164,7 +174,7 @@ class Disk(NoDisk):
         return tuple(moves)
 
     def _on_evict(self, node: Node) -> None:
-        if self._cache.tree.whole(node) and node.pages not in self._restores.loading:
+        if not self._clearing and self._cache.tree.whole(node) and node.pages not in self._restores.loading:
             self._save(node, self._evicted)
 
     def _save(self, node: Node, moves: list[PageMove]) -> None:
@@ -208,19 +218,34 @@ class Disk(NoDisk):
         if news.kind is Kind.WRITTEN:
             self._tier.written(name)
             self._saved += 1
+            if news.ticket in self._unwanted:
+                self._unwanted.remove(news.ticket)
+                self._tier.lost(name)
+                self._shelf.remove([name.hex() + PAGE])
         else:
             self._tier.lost(name)
             self._dropped += 1
 
+    def clear(self, evict: Callable[[], object]) -> None:
+        """Forget all prefixes but pins, in the cache (`evict`) and on disk."""
+        self._clearing = True
+        evict()
+        self._clearing = False
+        self._hot.clear()
+        self._restores.give_up()
+        self._shelf.remove([name.hex() + PAGE for name in self._tier.clear()])
+        self._unwanted.update(ticket for ticket, name in self._writing.items() if not self._tier.protects(name))
+
     # Pins.
 
-    def pinned(self, number: int, owner: str, tokens: tuple[int, ...]) -> None:
+    def pinned(self, pin: PinRecord) -> None:
         """A prefix was pinned: its pages stay on disk, and it is pinned again after a restart."""
-        if number not in self._pins:
-            name = self._shelf.seal.pin_name(number, owner, tokens)
-            self._shelf.write_pin(PageId(name, bytes(NAME), owner, number, tokens))
-            self._protect(number, name.hex() + PIN, owner, tokens)
-        self.found(self._cache.match(owner, (*tokens, NO_TOKEN)))
+        if pin.number not in self._pins:
+            name = self._shelf.seal.pin_name(pin.number, pin.owner, pin.tokens)
+            more = json.dumps([pin.shared, pin.name]).encode()
+            self._shelf.write_pin(PageId(name, bytes(NAME), pin.owner, pin.number, pin.tokens), more)
+            self._protect(name.hex() + PIN, pin)
+        self.found(self._cache.match(pin.owner, (*pin.tokens, NO_TOKEN)))
 
     def unpinned(self, number: int) -> None:
         """A pin was let go."""
@@ -229,9 +254,9 @@ class Disk(NoDisk):
             self._tier.expose(names)
             self._shelf.remove([file])
 
-    def _protect(self, number: int, file: str, owner: str, tokens: tuple[int, ...]) -> None:
-        names = [page.name for page in self._names.pages(owner, tokens)]
-        self._pins[number] = file, names
+    def _protect(self, file: str, pin: PinRecord) -> None:
+        names = [page.name for page in self._names.pages(pin.owner, pin.tokens)]
+        self._pins[pin.number] = file, names
         self._tier.protect(names)
 
     # At the start and in the end.
@@ -256,12 +281,12 @@ class Disk(NoDisk):
         records = []
         for info in self._shelf.directory.files(PIN):
             try:
-                pin, _ = self._shelf.read_header(info.name)
+                page, more = self._shelf.read_pin(info.name)
             except PageFault as fault:
                 self._blame(fault.fault, info.name, fault)
                 continue
-            records.append(PinRecord(pin.start, pin.tenant, pin.tokens))
-            self._protect(pin.start, info.name, pin.tenant, pin.tokens)
+            records.append(PinRecord(page.start, page.tenant, page.tokens, *json.loads(more)))
+            self._protect(info.name, records[-1])
         self._shelf.remove([name.hex() + PAGE for name in self._tier.trim()])
         return sorted(records, key=lambda record: record.number)
 

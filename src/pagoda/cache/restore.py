@@ -143,6 +143,13 @@ class Restores:
         restore.limit = min(restore.limit, index)
         return news.fault
 
+    def give_up(self) -> None:
+        """What is not in place yet is not wanted any more."""
+        for restore in self._restores:
+            while restore.done < len(restore.pages):
+                self._drop(restore)
+            restore.arrived = restore.done
+
     def check(self) -> None:
         """Assert that each restore is where it can be, and that tickets are of pages that are still to come."""
         for restore in self._restores:

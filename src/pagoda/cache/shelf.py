@@ -156,12 +156,12 @@ class Shelf:
         """How long a page's file is."""
         return len(self.seal.header(page, self.unit_bytes)) + self.unit_bytes + MAC
 
-    def write_pin(self, pin: PageId) -> None:
-        """Keep a pin's record: its tokens, its owner as tenant, its number as start."""
+    def write_pin(self, pin: PageId, more: bytes) -> None:
+        """Keep a pin's record: its tokens, its owner as tenant, its number as start, and some bytes more."""
 
         def write() -> News | None:
-            header = self.seal.header(pin, 0)
-            parts: list[bytes | memoryview] = [header, self.seal.footer(header, b"")]
+            header = self.seal.header(pin, len(more))
+            parts: list[bytes | memoryview] = [header, more, self.seal.footer(header, more)]
             fault = self._guarded(lambda: self.directory.write(pin.name.hex() + PIN, parts))
             return None if fault is None else News(Kind.UNWRITTEN, -1, fault)
 
@@ -189,6 +189,16 @@ class Shelf:
         with _faults(), self.directory.opened(name) as (fd, size):
             _, page, payload = self._header(fd, size)
             return page, payload
+
+    def read_pin(self, name: str) -> tuple[PageId, bytes]:
+        """A pin's record, verified.
+
+        Raises:
+            PageFault: it cannot be used.
+        """
+        with _faults(), self.directory.opened(name) as (fd, size):
+            header, pin, payload = self._header(fd, size)
+            return pin, bytes(self._payload(fd, header, payload))
 
     def wait_for_room(self, seconds: float) -> bool:
         """Wait for the writer, for at most so long; whether there is room."""
@@ -308,9 +318,11 @@ class Shelf:
             header, found, payload = self._header(fd, size)
             if found != page or payload != self.unit_bytes:
                 raise PageFault(DiskFault.FOREIGN, "holds another page than its name says")
-            data = bytearray(payload + MAC)
-            _fill(fd, memoryview(data), len(header))
-        view = memoryview(data)
+            return self._payload(fd, header, payload)
+
+    def _payload(self, fd: int, header: bytes, payload: int) -> memoryview:
+        view = memoryview(bytearray(payload + MAC))
+        _fill(fd, view, len(header))
         self.seal.check_payload(header, view[:payload], bytes(view[payload:]))
         return view[:payload]
 

@@ -141,6 +141,17 @@ class Tier:
         if entry is not None and entry.readers:
             entry.readers -= 1
 
+    def clear(self) -> list[bytes]:
+        """Forget all that is not a pin's, and not just being written."""
+        gone = [n for n, entry in self._entries.items() if entry.state is not State.WRITING and not self.protects(n)]
+        for name in gone:
+            self._forget(name)
+        return gone
+
+    def protects(self, name: bytes) -> bool:
+        """Whether a page is a pin's."""
+        return self._protected[name] > 0
+
     def protect(self, names: Iterable[bytes]) -> None:
         """Pages of a pin stay, or may come."""
         self._protected.update(names)
@@ -195,7 +206,7 @@ class Tier:
         return (
             entry.state is State.WRITING
             or entry.readers > 0
-            or self._protected[name] > 0
+            or self.protects(name)
             or (entry.state is State.KEPT and self._children[name] > 0)
         )
 

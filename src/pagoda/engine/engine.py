@@ -25,6 +25,7 @@ from pagoda.engine.doors import Runner, Tokenizer
 from pagoda.engine.finish import Finish, News, last_event
 from pagoda.engine.open_requests import OpenRequests
 from pagoda.engine.pinning import Pinning
+from pagoda.engine.prompt_speed import PromptSpeed
 from pagoda.engine.request import RequestState, Sink, Wake
 from pagoda.engine.roster import Roster
 from pagoda.engine.scheduler import Scheduler
@@ -105,6 +106,7 @@ class Engine:
         self._finish = Finish(tokenizer)
         self._requests = OpenRequests(config.max_queued, observer)
         self._watchdog = Watchdog(self._requests, config.stall_s, self._die)
+        self._prompt_speed = PromptSpeed()
         self._ids = count()
         self._flights: deque[Flight] = deque()
         self._rested_at: float | None = None
@@ -146,8 +148,10 @@ class Engine:
         with self._ordered:
             self._order(partial(self._cancel, request_id))
 
-    def pin(self, prompt: Sequence[int], owner: str = "") -> Future[PinInfo]:
-        """Compute a prefix and keep it, for every tenant, until it is unpinned.
+    def pin(self, prompt: Sequence[int], owner: str = "", shared: bool = True, name: str = "") -> Future[PinInfo]:
+        """Compute a prefix and keep it until it is unpinned: for every tenant, or if not `shared`, for its owner.
+
+        Pinning what the owner has pinned already gives that pin again.
 
         Returns:
             What was pinned, once it is. It fails with `MemoryLimit` if others were pinned meanwhile, and with
@@ -158,7 +162,7 @@ class Engine:
             MemoryLimit: it would leave too few pages for the longest sequence.
             Overloaded, EngineDied: as `submit`.
         """
-        return self._pinning.pin(prompt, owner)
+        return self._pinning.pin(prompt, owner, shared, name)
 
     def list_pins(self) -> tuple[PinInfo, ...]:
         """All pins, oldest first."""
@@ -177,6 +181,15 @@ class Engine:
     def pin_again(self) -> list[Future[PinInfo]]:
         """Pin, under their old numbers, the prefixes whose pins were on disk at the start."""
         return self._pinning.pin_again()
+
+    def clear_cache(self) -> None:
+        """Forget every prefix that is neither pinned nor in use, on disk too, before the next step is planned."""
+        with self._ordered:
+            self._order(partial(self._disk.clear, self._cache.clear))
+
+    def prompt_token_s(self) -> float | None:
+        """Seconds that computing a prompt's token takes, by the steps of late; None before the first such step."""
+        return self._prompt_speed.token_s
 
     def cache_report(self) -> CacheReport:
         """What every KV page is used for, about now."""
@@ -265,6 +278,7 @@ class Engine:
         result = self._runner.finish(flight.handle)
         self._watchdog.beat()
         self._disk.measure(flight.plan, result)
+        self._prompt_speed.add(flight.plan.rows, result.seconds)
         now, news = time.monotonic(), list[News]()
         gap = None if self._rested_at is None else max(now - self._rested_at - result.seconds, 0.0)
         self._rested_at = now

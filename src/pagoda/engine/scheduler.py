@@ -7,6 +7,8 @@ others' tokens after Agrawal et al. 2024, "Sarathi-Serve".
 
 from __future__ import annotations
 
+import logging
+
 from pagoda.cache import Extension, KVCache, Match, NoDisk
 from pagoda.config import SchedulerConfig
 from pagoda.engine.outline import Outline
@@ -17,6 +19,7 @@ from pagoda.obs.observer import Observer
 from pagoda.plan import PageMove, StepPlan
 
 _NO_DISK = NoDisk()
+_log = logging.getLogger(__name__)
 
 
 class Scheduler:
@@ -138,7 +141,9 @@ class Scheduler:
                 return None  # it keeps its pages and waits: an older one takes them if it must
             victim = self._roster.preempt()
             assert victim.id not in self._outline.placed, "a sequence loses pages that this step writes to"
-            self._observer.preempted(victim.state.request.id)
+            name, older = victim.state.request.id, sequence.state.request.id
+            _log.info("request %s, choice %d, lost its pages to %s, which is older", name, victim.choice, older)
+            self._observer.preempted(name)
         return extension
 
     # Admission: the head of the queue comes in if every gate lets it; nobody overtakes it.
