@@ -14,10 +14,10 @@ from collections import Counter
 from pathlib import Path
 
 from pagoda.cache import Disk, KVCache, PinRecord
-from pagoda.cache.kv import NO_TOKEN
 from pagoda.cache.kv_dir import KVDir
 from pagoda.cache.page_file import Seal
 from pagoda.cache.shelf import PAGE, PIN, Shelf
+from pagoda.cache.tables import NO_TOKEN
 from pagoda.cache.tier import BLOCK, State
 from pagoda.types import DiskFault
 

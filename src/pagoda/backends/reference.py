@@ -35,7 +35,7 @@ from pagoda.backends.ops import (
     StoredTensor,
     Unit,
 )
-from pagoda.backends.reference_store import ReferenceKVStore, ReferenceSlots
+from pagoda.backends.reference_store import ReferenceKVStore, ReferenceSlots, ReferenceTransfer
 from pagoda.backends.sampling import likeliest, log_softmax, sample
 from pagoda.config import ACTIVATIONS, KV_FORMATS
 from pagoda.errors import InvalidConfig, MemoryLimit
@@ -266,18 +266,6 @@ class ReferencePending:
         return self.output
 
 
-@dataclass(frozen=True, slots=True)
-class ReferenceTransfer:
-    """Pages that have been moved already."""
-
-    saved: list[Bytes]
-    seconds: float
-
-    def wait(self) -> tuple[list[Bytes], float]:
-        """At once."""
-        return self.saved, self.seconds
-
-
 class ReferenceProgram:
     """Keeps the function and calls it in every run."""
 
@@ -396,13 +384,9 @@ class ReferenceBackend:
 
     def transfer(self, kv: KVStore, saves: Sequence[Unit], loads: Sequence[tuple[Unit, Bytes]]) -> ReferenceTransfer:
         """Copy pages out, then others in."""
-        began = perf_counter()
         if not isinstance(kv, ReferenceKVStore):
             raise ValueError(f"the reference backend needs a KV store of its own, got {kv}")
-        saved = [kv.read_unit(unit) for unit in saves]
-        for unit, raw in loads:
-            kv.write_unit(unit, raw)
-        return ReferenceTransfer(saved, perf_counter() - began)
+        return kv.transfer(saves, loads)
 
     def slots(self) -> ReferenceSlots:
         """Room for sequences' tokens."""

@@ -6,12 +6,14 @@ It checks what faster backends take on trust: page numbers, and that no slot is 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from time import perf_counter
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from pagoda.backends.ops import Bytes, Floats, Ints, KVGroup, KVLayer
+from pagoda.backends.ops import Bytes, Floats, Ints, KVGroup, KVLayer, Unit
 
 Doubles = npt.NDArray[np.float64]
 Numbers = npt.NDArray[Any]
@@ -94,6 +96,18 @@ def restored(numbers: Numbers, scales: Numbers, kv_format: str) -> Doubles:
     return turned
 
 
+@dataclass(frozen=True, slots=True)
+class ReferenceTransfer:
+    """Pages that have been moved already."""
+
+    saved: list[Bytes]
+    seconds: float
+
+    def wait(self) -> tuple[list[Bytes], float]:
+        """At once."""
+        return self.saved, self.seconds
+
+
 class ReferenceKVStore:
     """Keys and values as arrays [layers, pages, page_size, heads, head_dim] per group, in their stored form."""
 
@@ -129,6 +143,14 @@ class ReferenceKVStore:
     def unit_bytes(self) -> int:
         """Bytes of one page of every group, all layers."""
         return sum(len(part) for part in self._parts((0,) * len(self.groups)))
+
+    def transfer(self, saves: Sequence[Unit], loads: Sequence[tuple[Unit, Bytes]]) -> ReferenceTransfer:
+        """Copy pages out, then others in."""
+        began = perf_counter()
+        saved = [self.read_unit(unit) for unit in saves]
+        for unit, raw in loads:
+            self.write_unit(unit, raw)
+        return ReferenceTransfer(saved, perf_counter() - began)
 
     def read_unit(self, unit: Sequence[int]) -> Bytes:
         """The bytes of one page of each group."""

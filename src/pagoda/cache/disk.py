@@ -15,13 +15,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 
-from pagoda.cache.kv import NO_TOKEN, KVCache
+from pagoda.cache.kv import KVCache
 from pagoda.cache.names import Names
 from pagoda.cache.page_file import NAME, PageFault, PageId
 from pagoda.cache.radix import Node, Root
 from pagoda.cache.restore import Restores, Waiter
 from pagoda.cache.shelf import PAGE, PIN, Kind, News, Shelf
-from pagoda.cache.tables import Match
+from pagoda.cache.tables import NO_TOKEN, Match
 from pagoda.cache.tier import Tier
 from pagoda.plan import PageMove, StepPlan, StepResult
 from pagoda.types import DiskFault, DiskReport

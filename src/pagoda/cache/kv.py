@@ -22,9 +22,6 @@ from pagoda.cache.tables import NO_ROOM, READY, Extension, Held, Match, Tables
 from pagoda.plan import PageCopy
 from pagoda.types import CacheCause, CacheReport, PinInfo
 
-NO_TOKEN = -1
-"""After tokens that are all to be found: the last one never is."""
-
 
 class KVCache:
     """Pages of every KV group, the page tables of the sequences that hold them, and the prefixes that are kept.
@@ -44,13 +41,8 @@ class KVCache:
         """Whether prefixes are kept."""
         self._reserve = self.pages_for(reserve)
         self._eviction = Eviction(min(pages), self._busy)
-        self._tree = RadixTree(page_size, self._keep, self._let_go, self._eviction.on_leaf)
+        self._tree = self.tree = RadixTree(page_size, self._keep, self._let_go, self._eviction.on_leaf)
         self._pins = Pins(page_size, self._pools)
-
-    @property
-    def tree(self) -> RadixTree:
-        """The prefixes that may be evicted."""
-        return self._tree
 
     def watch_evictions(self, on_evict: Callable[[Node], None]) -> None:
         """From here on, tell of each node that goes to make room, while it is still in the tree."""
@@ -109,9 +101,8 @@ class KVCache:
     def admit(
         self, sequence: int, tokens: tuple[int, ...], key: Key = "", match: Match | None = None, counts: bool = True
     ) -> Match:
-        """Open a page table for a sequence that has none, with the pages of the longest prefix found (`match`).
-
-        `counts`: whether pins that it finds whole are hit.
+        """Open a page table for a sequence that has none, with the pages of the longest prefix found (`match`). Unless
+        it `counts`, no pin is hit by it.
         """
         assert sequence not in self._held, f"sequence {sequence} is admitted twice"
         match = match or self.match(key, tokens)

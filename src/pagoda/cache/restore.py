@@ -11,11 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from pagoda.cache.kv import NO_TOKEN, KVCache
+from pagoda.cache.kv import KVCache
 from pagoda.cache.names import Names
 from pagoda.cache.page_file import PageId
 from pagoda.cache.shelf import PAGE, Kind, News, Shelf
-from pagoda.cache.tables import Match
+from pagoda.cache.tables import NO_TOKEN, Match
 from pagoda.cache.tier import Tier
 from pagoda.plan import PageMove
 from pagoda.types import DiskFault
