@@ -170,3 +170,28 @@ def test_a_process_killed_while_it_writes_leaves_only_whole_pages(path: str, tmp
             assert answers(made, prompts=prompts)[0] == answers(plain, prompts=prompts)[0]
         assert report(made).restored > 0
         assert report(made).faults == ()
+
+
+@pytest.mark.parametrize("with_work", [False, True])
+def test_closing_twice_is_closing_once(path: str, tmp_path: Path, with_work: bool) -> None:
+    """A server closes its engine when it stops, and once more on the way out."""
+    made = open_engine(engine_config(path, threads=1, kv_memory=2**19, kv_dir=str(tmp_path / "kv")))
+    if with_work:
+        answers(made, prompts=PROMPTS[:1])
+    made.engine.close()
+    made.close()
+    assert bool(list((tmp_path / "kv").glob("*.page"))) == with_work
+    with opened(path, kv_dir=str(tmp_path / "kv")) as again:
+        assert again.engine.health().alive
+
+
+def test_a_server_with_a_tier_stops_in_order(path: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "pagoda", "serve", path, "--port", "0", "--threads", "1", "--kv-memory", "1M"]
+    command += ["--kv-dir", str(tmp_path / "kv"), "--kv-dir-budget", "1M"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith("ready ")
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert "Traceback" not in errors

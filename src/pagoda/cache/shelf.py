@@ -79,7 +79,7 @@ class Shelf:
         self._unwanted: set[int] = set()
         self._news: list[News] = []
         self._refused_at: float | None = None
-        self._closing = False
+        self._closing = self._closed = False
         self._threads = [
             threading.Thread(target=self._run, args=work, name=name, daemon=True)
             for work, name in (
@@ -211,9 +211,12 @@ class Shelf:
             pass
 
     def close(self, seconds: float = 0.0) -> None:
-        """Write what was put, for at most so many seconds; give up the rest and the directory."""
+        """Write what was put, for at most so many seconds; give up the rest and the directory. Once."""
         until = time.monotonic() + seconds
         with self._changed:
+            if self._closed:
+                return
+            self._closed = True
             self._changed.wait_for(lambda: not self._writes or not self.writing or not self._threads[0].ident, seconds)
             self._closing = True
             self._reads.clear()
