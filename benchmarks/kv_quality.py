@@ -176,7 +176,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a tenth of it, to see that it runs")
     args = parser.parse_args()
     kl, lengths, depths, past, count, tokens = (
-        (512, (400,), 2, 768, 2, 80) if args.quick else (4000, (1000, 3000), 3, 7680, 5, 256)
+        (512, (400,), 2, 768, 2, 80) if args.quick else (4000, (1000, 3000, 7900), 3, 7680, 5, 256)
     )
     began = time.monotonic()
     net = Net(args.model or catalog.resolve("smollm2"), past + tokens + PAGE)

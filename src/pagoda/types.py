@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Literal
 
 from pagoda.errors import InvalidRequest, PagodaError
 
@@ -15,6 +16,8 @@ MAX_CHOICES = 128
 MAX_STOPS = 16
 MAX_LOGPROBS = 20
 MAX_SEED = 2**64 - 1
+EarlyStopping = bool | Literal["never"]
+"""When beam search is over: see `SamplingParams.early_stopping`."""
 
 
 class FinishReason(StrEnum):
@@ -30,6 +33,12 @@ def _check(name: str, value: float, low: float, high: float) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
         top = "" if math.isinf(high) else f" and at most {high:g}"
         raise InvalidRequest(f"{name} must be at least {low:g}{top}, got {value!r}", name)
+
+
+_SHAPING = (
+    "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"
+)  # fmt: skip
+"""Fields that beam search leaves alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +77,16 @@ class SamplingParams:
     """Logits of tokens in prompt or output are divided by this if positive, else multiplied. Over 0, to 10."""
     logprobs: int | None = None
     """None: no log-probabilities. 0: the chosen token's. k: the chosen token's and the k likeliest tokens'."""
+    best_of: int | None = None
+    """Choices to sample, of which the `n` of greatest mean log-probability are the answer; None is `n`."""
+    beams: int | None = None
+    """Width of beam search, whose `n` best lines are the answer; None samples. Beams draw nothing: temperature may be 1
+    or 0, and what else shapes the sampling stays at its default."""
+    length_penalty: float = 1.0
+    """A finished line's score is the sum of its log-probabilities divided by its length to this power. -10 to 10."""
+    early_stopping: EarlyStopping = False
+    """True: the search is over as soon as `beams` lines are finished. False: once the best that goes on is, as it
+    stands, no better than the worst of them. "never": once it could not become better in the length that is left."""
 
     def __post_init__(self) -> None:
         """Check every range."""
@@ -92,6 +111,42 @@ class SamplingParams:
             _check("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         if len(self.stop) > MAX_STOPS or not all(self.stop):
             raise InvalidRequest(f"stop takes at most {MAX_STOPS} strings, none of them empty", "stop")
+        if self.best_of is not None:
+            _check("best_of", self.best_of, self.n, MAX_CHOICES)
+        _check("length_penalty", self.length_penalty, -10, 10)
+        if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
+            raise InvalidRequest(
+                f'early_stopping is true, false or "never", got {self.early_stopping!r}', "early_stopping"
+            )
+        if self.beams is not None:
+            self._check_beams(self.beams)
+
+    @property
+    def sequences(self) -> int:
+        """How many sequences a request has: its choices, all it chooses from, or its beams."""
+        return self.beams or self.best_of or self.n
+
+    @property
+    def held_back(self) -> bool:
+        """Whether the answer is known only when all sequences have ended."""
+        return self.beams is not None or self.sequences > self.n
+
+    def _check_beams(self, beams: int) -> None:
+        """Whether a width is possible, and nothing is asked for that beam search does not do."""
+        _check("beams", beams, self.n, MAX_CHOICES)
+        if self.best_of is not None:
+            raise InvalidRequest(
+                "best_of does not combine with beams: give the width as beams, and leave it out", "best_of"
+            )
+        if self.temperature not in (0, 1):
+            raise InvalidRequest(
+                f"beam search draws nothing, so temperature does not apply: leave it out, got {self.temperature:g}",
+                "temperature",
+            )
+        for name in _SHAPING:
+            default, given = SamplingParams.__dataclass_fields__[name].default, getattr(self, name)
+            if given != default:
+                raise InvalidRequest(f"{name} does not apply to beam search: leave it out, got {given!r}", name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,7 +96,7 @@ def test_lengths_are_asserted():
 
 def test_lengths_move_when_a_plan_is_closed():
     cache = KVCache((8,), 4)
-    roster = Roster(cache)
+    roster = Roster(cache, 8)
     roster.add(state())
     (sequence,) = roster.live.values()
     roster.admit(sequence, roster.match(sequence))

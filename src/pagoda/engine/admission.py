@@ -49,6 +49,10 @@ def validate(
             f"shorten it to {capacity.max_model_len - 1} or less",
             "prompt",
         )
+    if (params.beams or 0) > capacity.vocabulary:
+        raise InvalidRequest(
+            f"beams must be at most {capacity.vocabulary}, the vocabulary, got {params.beams}", "beams"
+        )
     params = replace(
         params,
         max_tokens=_resolve_max_tokens(len(prompt), params.max_tokens, capacity, max_output_tokens),

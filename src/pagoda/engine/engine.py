@@ -21,6 +21,7 @@ from pagoda.cache import KVCache
 from pagoda.config import SchedulerConfig
 from pagoda.engine.doors import Runner, Tokenizer
 from pagoda.engine.finish import Finish, News, last_event
+from pagoda.engine.groups import Groups
 from pagoda.engine.open_requests import OpenRequests
 from pagoda.engine.pinning import Pinning
 from pagoda.engine.request import RequestState, Sink, Wake
@@ -75,9 +76,9 @@ class Engine:
         size, longest = self.capacity.page_size, self.capacity.max_model_len
         self._cache = cache = KVCache(self.capacity.pages, size, config.prefix_cache, longest)
         self._pinning = Pinning(cache, self.capacity, self.submit)
-        self._roster = Roster(cache)
+        self._roster = Roster(cache, config.max_num_seqs)
         self._scheduler = Scheduler(config, self._roster, cache, observer)
-        self._finish = Finish(tokenizer)
+        self._groups = Groups(self._roster, Finish(tokenizer))
         self._requests = OpenRequests(config.max_queued, observer)
         self._watchdog = Watchdog(self._requests, config.stall_s, self._die)
         self._ids = count()
@@ -197,6 +198,9 @@ class Engine:
     def _step(self) -> None:
         """Hand over the next plan; finish the oldest if enough are in flight, or if nothing can be planned before."""
         plan = self._scheduler.schedule()
+        while plan is None and not self._flights and (victim := self._roster.make_way()):
+            self._observer.preempted(victim.state.request.id)
+            plan = self._scheduler.schedule()
         if plan is not None:
             for start in plan.starts:
                 self._roster.live[start.sequence].planned_at = time.monotonic()
@@ -212,13 +216,11 @@ class Engine:
         """Wait for a plan, and send out what it produced."""
         result = self._runner.finish(handle)
         self._watchdog.beat()
-        now, news = time.monotonic(), []
+        now, news = time.monotonic(), list[News]()
         for sampled in result.sampled:
             sequence = self._roster.live.get(sampled.sequence)
             if sequence is not None:  # else it ended while this was in flight: stopped or cancelled
-                news.append(self._finish.apply(sequence, sampled, now))
-                if news[-1].event.finish is not None:
-                    self._roster.end(sequence)
+                news.extend(self._groups.apply(sequence, sampled, now))
         self._send(news)
         self._observer.stepped(plan, result, self._roster.state())
 
@@ -236,12 +238,12 @@ class Engine:
         state = self._requests.get(request_id)
         if state is None:
             return
-        now, news = time.monotonic(), []
         for sequence in state.sequences:
             if sequence.id in self._roster.live:
                 self._roster.end(sequence)
-                news.append(News(state, last_event(sequence, FinishReason.CANCELLED, now), None))
-        self._send(news)
+        now, left = time.monotonic(), sorted(state.unfinished)
+        ends = [last_event(state.sequences[index], FinishReason.CANCELLED, now) for index in left]
+        self._send([News(state, event, None) for event in ends])
 
     def _send(self, news: list[News]) -> None:
         for request_id in self._requests.deliver(news):

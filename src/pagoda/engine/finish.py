@@ -49,6 +49,27 @@ class Finish:
             event = TokenEvent(sequence.state.request.id, sequence.choice, (sampled.token,), text, logprobs)
         return News(sequence.state, event, gap)
 
+    def ends(self, state: RequestState, tokens: tuple[int, ...]) -> bool:
+        """Whether the last of a line's output tokens ends it, its limit aside."""
+        stops = state.request.params.stop
+        if tokens[-1] in state.stop_ids or not stops:
+            return tokens[-1] in state.stop_ids
+        text = OutputText(self._tokenizer, stops)
+        return any([text.push(token)[1] for token in tokens])
+
+    def spell(self, state: RequestState, tokens: tuple[int, ...]) -> tuple[str, FinishReason]:
+        """The text of a finished line, and why it ended."""
+        text, parts = OutputText(self._tokenizer, state.request.params.stop), list[str]()
+        for token in tokens:
+            if token in state.stop_ids:
+                return "".join(parts) + text.flush()[0], FinishReason.STOP
+            certain, stopped = text.push(token)
+            parts.append(certain)
+            if stopped:
+                return "".join(parts), FinishReason.STOP
+        rest, stopped = text.flush()
+        return "".join(parts) + rest, FinishReason.STOP if stopped else FinishReason.LENGTH
+
     def _read(self, sequence: Sequence, text: OutputText, token: int) -> tuple[str, FinishReason | None]:
         """The text that this token makes certain, and the reason if it is the last one."""
         if token in sequence.state.stop_ids:

@@ -46,4 +46,4 @@ class WaitingQueue:
         assert list(self._sequences) == sorted(self._sequences), "the queue is out of order"
         for sequence in self._sequences.values():
             assert not sequence.holds_pages, f"it waits and holds pages: {sequence}"
-            assert sequence.known < sequence.limit, f"it waits and wants nothing: {sequence}"
+            assert sequence.wants, f"it waits and wants nothing: {sequence}"

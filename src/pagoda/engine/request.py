@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from pagoda.engine.ballot import Ballot
+from pagoda.engine.beams import BeamSearch
 from pagoda.plan import LAST, SequenceStart
 from pagoda.types import CacheExplanation, GenerateRequest, TokenEvent
 
@@ -61,6 +63,22 @@ class Sequence:
         return len(self.prompt) + len(self.output) + self.pending
 
     @property
+    def parked(self) -> bool:
+        """Whether it is a beam whose next token its request decides, once all beams have their candidates."""
+        return self.pending > 0 and self.state.beams is not None
+
+    @property
+    def wants(self) -> bool:
+        """Whether it has tokens to compute, now or later, without anyone's help."""
+        return self.known < self.limit and not self.parked
+
+    @property
+    def verified(self) -> int:
+        """Tokens computed that others may find: of a beam, which may die any moment, the prompt's alone."""
+        verified = min(self.computed, self.values)
+        return verified if self.state.beams is None else min(verified, len(self.prompt))
+
+    @property
     def key(self) -> str:
         """Under which its prefixes are kept."""
         return self.state.request.tenant
@@ -74,7 +92,7 @@ class Sequence:
         """How many tokens can be computed now. 0: its last is in flight, or it must wait for values in flight."""
         values = len(self.prompt) + len(self.output)
         known = values + self.pending
-        if known >= self.limit:
+        if known >= self.limit or self.parked:
             return 0
         if self.computed < values:
             return values - self.computed
@@ -89,7 +107,7 @@ class Sequence:
 
     def start(self) -> SequenceStart:
         """How it is made known to the runner."""
-        return SequenceStart(self.id, self.prompt, self.state.request.params, self.choice)
+        return SequenceStart(self.id, self.prompt, self.state.request.params, self.choice, self.state.candidates)
 
     def check(self) -> None:
         """Assert the order of the lengths, and that no more is in flight than was planned."""
@@ -101,7 +119,9 @@ class Sequence:
 class RequestState:
     """A request under way: its sequences, and where their events go."""
 
-    __slots__ = ("cache", "request", "sequences", "sink", "stop_ids", "unfinished", "wake")
+    __slots__ = (
+        "ballot", "beams", "cache", "candidates", "request", "sequences", "sink", "stop_ids", "unfinished", "wake"
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -121,7 +141,22 @@ class RequestState:
         self.sink = sink
         self.wake = wake
         self.stop_ids = stop_ids.union(params.stop_token_ids)
-        self.sequences = [Sequence(next(ids), self, request.prompt, choice, limit) for choice in range(params.n)]
+        self.sequences = [Sequence(next(ids), self, request.prompt, i, limit) for i in range(params.sequences)]
+        self.beams: BeamSearch | None = None
+        """If it is beam search: the sequences are its slots, and those without a beam hold nothing."""
+        self.ballot: Ballot | None = None
+        """If it answers with the best of its sequences."""
+        self.candidates = -1
+        """Likeliest tokens wanted with each sample, whatever the parameters say."""
+        if params.beams is not None:
+            self.candidates = params.beams * max(2, 1 + len(self.stop_ids))
+            most = limit - len(request.prompt)
+            self.beams = BeamSearch(
+                params.beams, most, self.candidates, params.length_penalty, params.early_stopping, params.logprobs
+            )
+        elif params.held_back:
+            self.candidates = 0
+            self.ballot = Ballot(params.sequences, params.n, params.logprobs is not None)
         self.cache: CacheExplanation | None = None
         """What the cache had of the prompt when the first of its sequences was admitted."""
         self.unfinished = set(range(params.n))

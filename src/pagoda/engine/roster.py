@@ -6,9 +6,11 @@ Knows how sequences come in, lose their pages and leave; not when they should: t
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Iterable
 from operator import attrgetter
 
 from pagoda.cache import KVCache, Match
+from pagoda.engine.beams import Move
 from pagoda.engine.queue import WaitingQueue
 from pagoda.engine.request import RequestState, Sequence
 from pagoda.obs.observer import EngineState
@@ -18,18 +20,20 @@ from pagoda.types import CacheCause, CacheExplanation
 class Roster:
     """Sequences that run (hold pages) and that wait (hold none), each oldest first."""
 
-    def __init__(self, cache: KVCache) -> None:
+    def __init__(self, cache: KVCache, slots: int) -> None:
         self.live: dict[int, Sequence] = {}
         self.running: list[Sequence] = []
         self.waiting = WaitingQueue()
         self._cache = cache
+        self._slots = slots
         self._ended: list[int] = []
 
     def add(self, state: RequestState) -> None:
-        """Queue a request's sequences."""
+        """Queue a request's sequences; of beams the first, in which the search begins."""
         for sequence in state.sequences:
             self.live[sequence.id] = sequence
-            self.waiting.push(sequence)
+            if state.beams is None or sequence is state.sequences[0]:
+                self.waiting.push(sequence)
 
     def match(self, head: Sequence) -> Match:
         """What the cache has of a sequence's tokens."""
@@ -64,37 +68,57 @@ class Roster:
             head.state.cache = _explanation(match)
         if donor is None:
             self._cache.admit(head.id, head.tokens(0, head.values), head.key, match)
-            head.computed = head.cached = match.length
+            head.cached = match.length
+            self._run(head, match.length)
         else:
             self._cache.fork(donor.id, head.id, head.fork_point)
-            head.computed = head.fork_point
-        head.holds_pages = True
-        insort(self.running, head, key=attrgetter("id"))
+            self._run(head, head.fork_point)
 
     def commit(self, sequence: Sequence) -> None:
         """Whatever of it is known and computed by the plans handed over may be found from here on."""
-        before, verified = self._cache.committed(sequence.id), min(sequence.computed, sequence.values)
-        if before < verified:
-            self._cache.commit(sequence.id, sequence.tokens(before, verified))
+        self._commit(sequence, sequence.verified)
 
     def preempt(self) -> Sequence:
         """Take the youngest's pages. It starts again with what the cache still has of it by then, unless all its tokens
         are on their way already.
         """
-        victim = self.running.pop()
-        self._give_back(victim)
-        victim.preemptions += 1
-        if victim.known < victim.limit:
+        victim = self.running[-1]
+        self._throw_out(victim)
+        if victim.wants:
             self.waiting.put_back(victim)
         return victim
+
+    def make_way(self) -> Sequence | None:
+        """Nothing is in flight, and nothing can be computed: those that run are short of pages, or are beams that wait
+        for others of their request. Take the pages of the youngest such beam: the others get on, if need be one by one.
+        """
+        victim = next((sequence for sequence in reversed(self.running) if sequence.parked), None)
+        if victim is not None:
+            self._throw_out(victim)
+        return victim
+
+    def regroup(self, state: RequestState, moves: Iterable[Move]) -> None:
+        """Beams of the next round: each goes on in its parent's slot, or starts in another with its parent's pages.
+        Whatever was in a slot before is gone; without a slot of the step's its tokens are computed again later.
+        """
+        born = {move.slot: move for move in moves}
+        for sequence in state.sequences:
+            if sequence.choice not in born or born[sequence.choice].parent != sequence.choice:
+                self._vacate(sequence)
+        for move in born.values():
+            parent, child = state.sequences[move.parent], state.sequences[move.slot]
+            if child is not parent and parent.holds_pages and len(self.running) < self._slots:
+                self._cache.fork(parent.id, child.id, parent.computed)
+                self._run(child, parent.computed)
+            child.output[:] = move.tokens
+            child.pending = 0
+            if not child.holds_pages:
+                self.waiting.put_back(child)
 
     def end(self, sequence: Sequence) -> None:
         """Forget a sequence: its pages are free at once, as what is in flight runs before what comes later."""
         del self.live[sequence.id]
-        self.waiting.discard(sequence)
-        if sequence.holds_pages:
-            self.running.remove(sequence)
-            self._give_back(sequence)
+        self._vacate(sequence)
         if sequence.started:
             self._ended.append(sequence.id)
 
@@ -120,8 +144,32 @@ class Roster:
         for sequence in self.live.values():
             sequence.check()
 
+    def _run(self, sequence: Sequence, computed: int) -> None:
+        sequence.holds_pages = True
+        sequence.computed = computed
+        insort(self.running, sequence, key=attrgetter("id"))
+
+    def _vacate(self, sequence: Sequence) -> None:
+        """Neither run nor wait any more, and hold nothing."""
+        self.waiting.discard(sequence)
+        if sequence.holds_pages:
+            self.running.remove(sequence)
+            self.commit(sequence)
+            self._give_back(sequence)
+
+    def _throw_out(self, victim: Sequence) -> None:
+        """All that is computed of it stays in the cache as long as it can, of a beam too."""
+        self.running.remove(victim)
+        self._commit(victim, min(victim.computed, victim.values))
+        self._give_back(victim)
+        victim.preemptions += 1
+
+    def _commit(self, sequence: Sequence, upto: int) -> None:
+        before = self._cache.committed(sequence.id)
+        if before < upto:
+            self._cache.commit(sequence.id, sequence.tokens(before, upto))
+
     def _give_back(self, sequence: Sequence) -> None:
-        self.commit(sequence)
         self._cache.release(sequence.id)
         sequence.holds_pages = False
         sequence.computed = sequence.cached = 0

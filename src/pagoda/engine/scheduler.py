@@ -61,7 +61,7 @@ class Scheduler:
         for chunk in plan.chunks:
             sequence = self._roster.live.get(chunk.sequence)
             if sequence is not None and sequence.holds_pages:
-                verified = min(sequence.computed, sequence.values) // page_size
+                verified = sequence.verified // page_size
                 if self._cache.committed(sequence.id) // page_size < verified:
                     self._roster.commit(sequence)
 
@@ -83,7 +83,8 @@ class Scheduler:
     def _up_to_fork(self, sequence: Sequence) -> int:
         """Choices part before the prompt's last token: stop there once, so that none ends before others share it."""
         left = sequence.fork_point - sequence.computed
-        first = len(sequence.state.sequences) > 1 and sequence.known == sequence.fork_point + 1
+        state = sequence.state
+        first = len(state.sequences) > 1 and state.beams is None and sequence.known == sequence.fork_point + 1
         return left if first and left > 0 else self._rows
 
     def _make_room(self, sequence: Sequence, upto: int) -> Extension | None:

@@ -19,6 +19,8 @@ class _Known:
     slot: int
     params: SamplingParams
     choice: int
+    logprobs: int
+    """How many likeliest tokens to report with a sample; -1: none, and no log-probability."""
     tables: dict[int, tuple[tuple[int, ...], Ints]] = field(default_factory=dict)
     """Per KV group, the plan's table and the array made of it: a table is the same object until it changes."""
 
@@ -63,7 +65,8 @@ class Batcher:
             slot = self._free.pop()
         else:
             slot, self._slots = self._slots, self._slots + 1
-        self._known[start.sequence] = _Known(slot, start.params, start.choice)
+        asked = -1 if start.params.logprobs is None else start.params.logprobs
+        self._known[start.sequence] = _Known(slot, start.params, start.choice, max(asked, start.candidates))
         return slot, np.array(start.prompt, np.int32)
 
     def _table(self, chunks: list[tuple[_Known, Chunk]], group: int) -> Ints:
@@ -99,7 +102,7 @@ def _draw(known: _Known, chunk: Chunk) -> Draw:
         frequency=p.frequency_penalty,
         presence=p.presence_penalty,
         top_k=p.top_k,
-        logprobs=-1 if p.logprobs is None else p.logprobs,
+        logprobs=known.logprobs,
     )
 
 
