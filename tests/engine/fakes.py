@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from zlib import crc32
 
 from pagoda.engine import validate
+from pagoda.engine.beams import BeamSearch
 from pagoda.plan import LAST, Capacity, Sampled, StepPlan, StepResult
 from pagoda.types import FinishReason, SamplingParams, TokenLogprob
 
@@ -42,6 +43,38 @@ def next_token(tokens, params, choice):
     return STOP if draw % 12 == 0 else draw % STOP
 
 
+def likeliest(tokens, count):
+    """The fake model's continuations, as beam search wants them: a function of all tokens so far."""
+    logprobs = [-(crc32(repr((tuple(tokens), token)).encode()) % 1009) / 100 for token in range(VOCABULARY)]
+    return tuple(sorted(enumerate(logprobs), key=lambda pair: (-pair[1], pair[0]))[:count])
+
+
+def searched(prompt, params):
+    """Beam search without sequences, pages and steps: [(tokens, text, reason)], the best first."""
+    stops = set(params.stop_token_ids) | (set() if params.ignore_eos else {STOP})
+    keep = params.beams * max(2, 1 + len(stops))
+    search = BeamSearch(params.beams, params.max_tokens, keep, params.length_penalty, params.early_stopping)
+    while not search.done:
+        for beam in search.beams:
+            search.offer(beam.slot, likeliest((*prompt, *beam.tokens), keep))
+        search.advance(lambda tokens: spelled(tokens, params.stop, stops)[1])
+        search.check()
+    return [
+        (list(line.tokens), spelled(line.tokens, params.stop, stops, final=True)[0],
+         FinishReason.STOP if spelled(line.tokens, params.stop, stops, final=True)[1] else FinishReason.LENGTH)
+        for line in search.hypotheses[: params.n]
+    ]  # fmt: skip
+
+
+def spelled(tokens, stop_strings, stops, final=False):
+    """(text up to where it ends, whether it ends there)."""
+    over = tokens[-1] in stops
+    raw = b"".join(TOKENS[i] for i in tokens if i != STOP)
+    text = codecs.getincrementaldecoder("utf-8")("replace").decode(raw, final=over or final)
+    found = [(text.find(s) + len(s), -len(s)) for s in stop_strings if s in text]
+    return (text[: sum(min(found))], True) if found and not over else (text, over)
+
+
 def expected(prompt, params, choice):
     """Brute force, one sequence alone: (tokens, text, reason)."""
     stops = set(params.stop_token_ids) | (set() if params.ignore_eos else {STOP})
@@ -70,6 +103,7 @@ class Line:
     prompt: tuple[int, ...]
     params: SamplingParams
     choice: int
+    candidates: int = -1
     last: int | None = None
     computed: int = 0
 
@@ -112,7 +146,7 @@ class FakeRunner:
         for start in plan.starts:
             assert start.sequence not in self.lines
             assert start.sequence not in self.gone
-            self.lines[start.sequence] = Line(start.prompt, start.params, start.choice)
+            self.lines[start.sequence] = Line(start.prompt, start.params, start.choice, start.candidates)
         for copy in plan.copies:
             for slot in range(copy.slots):
                 self.slots[copy.group, copy.target, slot] = self.slots[copy.group, copy.source, slot]
@@ -123,7 +157,8 @@ class FakeRunner:
             size, line = self.capacity.page_size, self.lines[chunk.sequence]
             prefix = self.read(chunk.pages, chunk.start - 1) if chunk.start else ()
             assert len(chunk.pages) == len(self.capacity.pages)
-            assert chunk.start <= line.computed or chunk.sequence not in self.met, "positions are contiguous"
+            going_on = chunk.start <= line.computed or chunk.sequence not in self.met
+            assert going_on or line.params.beams, "positions are contiguous, but where a beam took another's place"
             line.computed = chunk.end
             self.met.add(chunk.sequence)
             for group, table in enumerate(chunk.pages):
@@ -145,13 +180,19 @@ class FakeRunner:
             assert prefix[: len(line.prompt)] == line.prompt[: len(prefix)], "another sequence's prompt"
             if chunk.samples:
                 line.last = next_token(prefix, line.params, line.choice)
-                logprob = TokenLogprob(line.last, -float(len(prefix))) if line.params.logprobs is not None else None
-                sampled.append(Sampled(chunk.sequence, line.last, logprob))
+                sampled.append(Sampled(chunk.sequence, line.last, self.logprob(line, prefix)))
         for end in plan.ends:
             del self.lines[end]
             self.gone.add(end)
         self.rows += plan.rows
         return StepResult(plan.number, tuple(sampled), 0.001)
+
+    def logprob(self, line, prefix):
+        asked = -1 if line.params.logprobs is None else line.params.logprobs
+        count = max(asked, line.candidates)
+        if count < 0:
+            return None
+        return TokenLogprob(line.last, dict(likeliest(prefix, VOCABULARY))[line.last], likeliest(prefix, count))
 
     def resolve(self, chunk):
         if LAST not in chunk.tokens:

@@ -4,8 +4,8 @@
     PYTHONPATH=src:tests python tests/golden/make_beams.py
 
 The model is `tiny.tiny_model` of fixed arguments, its weights dequantised by the `gguf` package and computed in float32
-by transformers' LlamaForCausalLM: nothing of the search or of the model is Pagoda's. Each case has `generate`'s arguments,
-and the sequences (without the prompt, cut after the token that ended them) and scores that came of them.
+by transformers' LlamaForCausalLM: nothing of the search or of the model is Pagoda's. Each case has `generate`'s
+arguments, and the sequences (without the prompt, cut after the token that ended them) and scores that came of them.
 """
 
 from __future__ import annotations
@@ -90,7 +90,9 @@ def main() -> None:
     rows = ",\n".join(json.dumps(case | line) for case, line in zip(wanted, found, strict=True))
     versions = " ".join(f"{name}=={version(name)}" for name in ("torch", "transformers", "gguf"))
     GOLDEN.write_text(f'{{"versions": "{versions}", "cases": [\n{rows}\n]}}\n')
-    ended = sum(len(line) < case["max_tokens"] for case, each in zip(wanted, found, strict=True) for line in each["sequences"])
+    ended = sum(
+        len(line) < case["max_tokens"] for case, each in zip(wanted, found, strict=True) for line in each["sequences"]
+    )
     print(f"{GOLDEN}: {len(found)} cases, {ended} lines that ended before their limit")
 
 

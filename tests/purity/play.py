@@ -160,6 +160,7 @@ def _round(
         engine.start()
     tokens: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
     logprobs: defaultdict[tuple[int, int], list[TokenLogprob]] = defaultdict(list)
+    stops = {str(i): ask.params.stop_token_ids for i, ask in enumerate(asks)}
     left, met = sum(ask.params.n for ask in asks), set[str]()
     while left:
         event = events.get(timeout=60)
@@ -168,7 +169,7 @@ def _round(
         logprobs[key].extend(event.logprobs)
         seen.cached += event.cached_tokens
         if event.finish is not None:
-            assert event.finish is FinishReason.LENGTH, event
+            assert event.finish is FinishReason.LENGTH or event.token_ids[-1] in stops[event.request_id], event
             left -= 1
         if event.request_id not in met:
             met.add(event.request_id)
@@ -178,10 +179,10 @@ def _round(
     return {key: (tuple(tokens[key]), tuple(logprobs[key])) for key in tokens}
 
 
-def scheduler(case: Mapping[str, Any]) -> SchedulerConfig:
+def scheduler(case: Mapping[str, Any], **more: Any) -> SchedulerConfig:
     """A case's values as settings."""
     return SchedulerConfig(
-        chunk=case["chunk"], steps_in_flight=case["steps_in_flight"], prefix_cache=case["prefixes"] != "off"
+        chunk=case["chunk"], steps_in_flight=case["steps_in_flight"], prefix_cache=case["prefixes"] != "off", **more
     )
 
 

@@ -18,6 +18,9 @@ class WaitingQueue:
     def __len__(self) -> int:
         return len(self._sequences)
 
+    def __contains__(self, sequence: Sequence) -> bool:
+        return sequence.id in self._sequences
+
     def head(self) -> Sequence:
         """The oldest."""
         return next(iter(self._sequences.values()))

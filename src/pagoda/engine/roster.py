@@ -143,6 +143,19 @@ class Roster:
         assert self._cache.used == self._cache.fixed or ids, "pages are held, and nobody runs"
         for sequence in self.live.values():
             sequence.check()
+            self._check_group(sequence)
+
+    def _check_group(self, sequence: Sequence) -> None:
+        search, ballot = sequence.state.beams, sequence.state.ballot
+        if ballot is not None:
+            ballot.check()
+        if search is not None:
+            search.check()
+            beam = next((beam for beam in search.beams if beam.slot == sequence.choice), None)
+            wanted = beam is not None and not sequence.parked
+            assert beam is not None or not sequence.holds_pages, f"a dead beam holds pages: {sequence}"
+            assert beam is None or tuple(sequence.output) == beam.tokens, f"it is not its beam's line: {sequence}"
+            assert wanted == (sequence in self.waiting) or sequence.holds_pages, f"a beam is lost: {sequence}"
 
     def _run(self, sequence: Sequence, computed: int) -> None:
         sequence.holds_pages = True
