@@ -46,9 +46,12 @@ class EngineOptions(TypedDict, total=False):
     page_size: int
     kv_memory: int | None
     max_num_seqs: int
-    chunk: int
+    chunk: int | None
     steps_in_flight: int
     max_queued: int
+    max_queued_tokens: int
+    ttft_target_ms: float | None
+    tpot_target_ms: float | None
     stall_s: float
     prefix_cache: bool
 

@@ -15,6 +15,8 @@ MAX_CHOICES = 128
 MAX_STOPS = 16
 MAX_LOGPROBS = 20
 MAX_SEED = 2**64 - 1
+MAX_PRIORITY = 10
+MIN_REPETITIONS = 3
 
 
 class FinishReason(StrEnum):
@@ -22,7 +24,9 @@ class FinishReason(StrEnum):
 
     STOP = "stop"  # the model's end-of-turn token, a stop token or a stop string
     LENGTH = "length"  # max_tokens, the server's cap, or the end of the context
+    REPETITION = "repetition"  # the output went round in a loop, and `repetition_stop` was set
     CANCELLED = "cancelled"  # the client went away or asked for it
+    SHUTDOWN = "shutdown"  # the server stopped, and the time it gives to answers under way was over
     ERROR = "error"  # the engine failed; the event carries the error
 
 
@@ -68,6 +72,8 @@ class SamplingParams:
     """Logits of tokens in prompt or output are divided by this if positive, else multiplied. Over 0, to 10."""
     logprobs: int | None = None
     """None: no log-probabilities. 0: the chosen token's. k: the chosen token's and the k likeliest tokens'."""
+    repetition_stop: int = 0
+    """End when the output's last tokens are one run so many times in a row; 0 never does. From 3."""
 
     def __post_init__(self) -> None:
         """Check every range."""
@@ -90,8 +96,37 @@ class SamplingParams:
             raise InvalidRequest("repetition_penalty must be over 0, got 0", "repetition_penalty")
         if self.logprobs is not None:
             _check("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        _check("repetition_stop", self.repetition_stop, 0, inf)
+        if 0 < self.repetition_stop < MIN_REPETITIONS:
+            raise InvalidRequest(
+                f"repetition_stop must be 0 or at least {MIN_REPETITIONS}, got {self.repetition_stop}",
+                "repetition_stop",
+            )
         if len(self.stop) > MAX_STOPS or not all(self.stop):
             raise InvalidRequest(f"stop takes at most {MAX_STOPS} strings, none of them empty", "stop")
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """The latency that a request, or an operator, asks for.
+
+    Raises:
+        InvalidRequest: a target that is not a positive number of milliseconds.
+    """
+
+    ttft_ms: float | None = None
+    """From arrival to the first token; None is no target."""
+    tpot_ms: float | None = None
+    """Mean time per output token after the first; None is no target."""
+    serve_late: bool = False
+    """Whether to be served all the same if `ttft_ms` cannot be kept; otherwise the request is refused at once."""
+
+    def __post_init__(self) -> None:
+        """Check every range."""
+        for name in ("ttft_ms", "tpot_ms"):
+            value = getattr(self, name)
+            if value is not None and not (not isinstance(value, bool) and 0 < value < math.inf):
+                raise InvalidRequest(f"slo.{name} must be a positive number of milliseconds, got {value!r}", "slo")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +143,10 @@ class GenerateRequest:
     """When the client's request came in, in seconds of `time.monotonic()`: TTFT counts from here."""
     tenant: str = ""
     """Whose request it is: prefixes are shared within a tenant."""
+    slo: Slo = Slo()
+    """Its latency targets; the engine's own stand in for those that are None."""
+    priority: int = 0
+    """-10 to 10: the higher, the earlier among its tenant's requests, by a second each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +171,8 @@ class Timings:
     """Until it ended."""
     preemptions: int = 0
     """How often it lost its pages and was recomputed."""
+    predicted: float | None = None
+    """The TTFT predicted when it was taken on."""
 
 
 class CacheCause(StrEnum):

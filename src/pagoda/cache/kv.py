@@ -88,6 +88,14 @@ class KVCache:
         cause = self._cause(key, tokens, best)
         return Match(best.length, cause, own.nodes, best.nodes[len(own.nodes) :], best.partial, best.differs)
 
+    def found(self, key: Key, tokens: tuple[int, ...]) -> int:
+        """How many tokens of a prompt are in the cache, about now: from any thread."""
+        if not self.prefixes:
+            return 0
+        most = len(tokens) - 1
+        own = self._tree.match(key, tokens, most).length
+        return max(own, self._pins.match(tokens, most).length) if self._pins else own
+
     def wanted(self, match: Match, tokens: int) -> int:
         """Of the available pages of one group, how many a sequence of so many tokens takes if it is admitted."""
         pool = self._pools[0]

@@ -10,24 +10,28 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from collections.abc import Sequence as Tokens
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from typing import Any
 
 from pagoda.cache import KVCache
 from pagoda.config import SchedulerConfig
+from pagoda.engine.cost import StepCost, work_of
 from pagoda.engine.doors import Runner, Tokenizer
 from pagoda.engine.finish import Finish, News, last_event
+from pagoda.engine.forecast import Forecast, Outlook
 from pagoda.engine.open_requests import OpenRequests
+from pagoda.engine.pace import Pace
 from pagoda.engine.pinning import Pinning
-from pagoda.engine.request import RequestState, Sink, Wake
+from pagoda.engine.request import RequestState, Sequence, Sink, Wake
 from pagoda.engine.roster import Roster
 from pagoda.engine.scheduler import Scheduler
 from pagoda.engine.watchdog import Watchdog
-from pagoda.errors import EngineDied, Overloaded
+from pagoda.errors import EngineDied, Overloaded, TargetMissed
 from pagoda.obs.observer import NoObserver, Observer
 from pagoda.plan import Capacity, StepPlan
 from pagoda.types import CacheReport, FinishReason, GenerateRequest, PinInfo
@@ -56,6 +60,7 @@ class Engine:
         config: how steps are filled.
         observer: is told everything; `refused` on the thread that called `submit`.
         on_death: called once if the engine dies, after every request was ended; the process should exit non-zero.
+        clock: seconds; requests arrive on the same clock.
     """
 
     def __init__(
@@ -65,6 +70,7 @@ class Engine:
         config: SchedulerConfig = _DEFAULTS,
         observer: Observer = _NOBODY,
         on_death: Callable[[EngineDied], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.capacity: Capacity = runner.capacity
         self._runner = runner
@@ -72,18 +78,23 @@ class Engine:
         self._config = config
         self._observer = observer
         self._on_death = on_death
+        self._clock = clock
         size, longest = self.capacity.page_size, self.capacity.max_model_len
         self._cache = cache = KVCache(self.capacity.pages, size, config.prefix_cache, longest)
         self._pinning = Pinning(cache, self.capacity, self.submit)
         self._roster = Roster(cache)
-        self._scheduler = Scheduler(config, self._roster, cache, observer)
+        self.cost = StepCost()
+        pace = Pace(config, self.cost)
+        self._scheduler = Scheduler(config, self._roster, cache, observer, pace)
+        self.forecast = Forecast(config, self.cost, pace, self._roster.waiting)
         self._finish = Finish(tokenizer)
-        self._requests = OpenRequests(config.max_queued, observer)
+        self._requests = OpenRequests(config.max_queued, config.max_queued_tokens, observer)
         self._watchdog = Watchdog(self._requests, config.stall_s, self._die)
         self._ids = count()
         self._ordered = threading.Condition()
         self._orders: list[Callable[[], object]] = []
-        self._flights: deque[tuple[StepPlan, Any]] = deque()
+        self._flights: deque[tuple[StepPlan, Any, float]] = deque()
+        self._finished_at = self._busy_until = 0.0
         self._thread = threading.Thread(target=self._run, name="pagoda-engine", daemon=True)
 
     # From any thread.
@@ -100,16 +111,25 @@ class Engine:
         events of a step have been sent, however many of its requests share it.
 
         Raises:
-            Overloaded: `max_queued` requests are open.
+            Overloaded: `max_queued` requests are open, or `max_queued_tokens` tokens of their prompts.
+            TargetMissed: its TTFT target cannot be kept, as far as can be told, and it does not want to be late.
             EngineDied: the engine has stopped.
             InvalidRequest: a request of the same id is open.
         """
         stop_ids = frozenset[int]() if request.params.ignore_eos else self._tokenizer.stop_ids
         try:
             with self._ordered:
+                found = self._cache.found(request.tenant, request.prompt)
+                outlook = self.forecast.assess(request, found, self._clock())
+                self._refuse_late(request, outlook)
                 state = RequestState(request, sink, self._ids, wake, stop_ids, self.capacity.max_model_len)
+                state.outlook = outlook
                 self._requests.add(state)
-                self._order(partial(self._accept, state))
+                self.forecast.coming(request.id, len(request.prompt) - found)
+                self._order(partial(self._accept, state, outlook.rank))
+        except TargetMissed:
+            self._observer.refused("ttft_target")
+            raise
         except Overloaded:
             self._observer.refused("overloaded")
             raise
@@ -122,7 +142,7 @@ class Engine:
         with self._ordered:
             self._order(partial(self._cancel, request_id))
 
-    def pin(self, prompt: Sequence[int], owner: str = "") -> Future[PinInfo]:
+    def pin(self, prompt: Tokens[int], owner: str = "") -> Future[PinInfo]:
         """Compute a prefix and keep it, for every tenant, until it is unpinned.
 
         Returns:
@@ -189,54 +209,101 @@ class Engine:
         with self._ordered:
             while not (self._orders or self._roster.live or self._flights or self._requests.over):
                 self._ordered.wait()
+        self._carry_out()
+        return not self._requests.over
+
+    def _carry_out(self) -> None:
+        with self._ordered:
             orders, self._orders = self._orders, []
         for order in orders:
             order()
-        return not self._requests.over
+
+    def turn(self) -> bool:
+        """One round of the loop, by hand instead of `start`: for simulation. False if there is nothing to do."""
+        self._carry_out()
+        if not self._roster.live and not self._flights:
+            return False
+        self._step()
+        return True
+
+    def check(self) -> None:
+        """Assert what must hold between two rounds of the loop."""
+        self._roster.check()
+        self.cost.check()
+        self.forecast.check()
 
     def _step(self) -> None:
         """Hand over the next plan; finish the oldest if enough are in flight, or if nothing can be planned before."""
         plan = self._scheduler.schedule()
         if plan is not None:
+            now = self._clock()
             for start in plan.starts:
-                self._roster.live[start.sequence].planned_at = time.monotonic()
-            self._flights.append((plan, self._runner.submit(plan)))
+                self._roster.live[start.sequence].planned_at = now
+            self._flights.append((plan, self._runner.submit(plan), now))
             self._scheduler.commit(plan)
+            self._busy_until = max(self._busy_until, now) + self.cost.predict(work_of(plan))
+            self.forecast.planned(self._scheduler.load, self._busy_until)
         elif not self._flights:
             assert not self._roster.live, "there is work, and neither is anything in flight nor can anything be planned"
             return
         if plan is None or len(self._flights) >= self._config.steps_in_flight:
             self._apply(*self._flights.popleft())
 
-    def _apply(self, plan: StepPlan, handle: Any) -> None:
+    def _apply(self, plan: StepPlan, handle: Any, submitted: float) -> None:
         """Wait for a plan, and send out what it produced."""
         result = self._runner.finish(handle)
         self._watchdog.beat()
-        now, news = time.monotonic(), []
+        now, news = self._clock(), list[News]()
+        error = self.cost.observe(work_of(plan), now - max(submitted, self._finished_at))
+        self._finished_at = now
+        self._busy_until = now + sum(self.cost.predict(work_of(plan)) for plan, _, _ in self._flights)
         for sampled in result.sampled:
             sequence = self._roster.live.get(sampled.sequence)
             if sequence is not None:  # else it ended while this was in flight: stopped or cancelled
                 news.append(self._finish.apply(sequence, sampled, now))
+                self._learn(sequence, news[-1])
                 if news[-1].event.finish is not None:
                     self._roster.end(sequence)
         self._send(news)
-        self._observer.stepped(plan, result, self._roster.state())
+        self._observer.stepped(plan, result, replace(self._roster.state(), step_error=error))
+
+    def _learn(self, sequence: Sequence, news: News) -> None:
+        """Compare what was predicted of a request with its first token, and remember how long outputs are."""
+        outlook, first = sequence.state.outlook, sequence.first_token_at
+        if news.gap is None and sequence.choice == 0 and outlook is not None and first is not None:
+            self.forecast.told(outlook, first - sequence.state.request.arrival)
+        if news.event.finish is not None:
+            self.forecast.ended(len(sequence.output))
 
     # Orders, and the end.
+
+    def _refuse_late(self, request: GenerateRequest, outlook: Outlook) -> None:
+        """Raise TargetMissed if a request's target cannot be kept and it would rather hear so."""
+        if outlook.target is None or outlook.late <= outlook.target or request.slo.serve_late:
+            return
+        if self.forecast.learned:
+            requests, tokens = len(self._requests), self._requests.tokens
+            raise TargetMissed(
+                f"the first token would come after about {1000 * outlook.predicted:.0f} ms, perhaps "
+                f"{1000 * outlook.late:.0f}, and the target is {1000 * outlook.target:.0f}: {requests} requests with "
+                f"{tokens} prompt tokens are under way; try again later, or send slo.on_miss serve to be served late",
+                1000 * outlook.predicted, 1000 * outlook.target, requests, tokens,
+            )  # fmt: skip
 
     def _order(self, order: Callable[[], object]) -> None:
         self._orders.append(order)
         self._ordered.notify()
 
-    def _accept(self, state: RequestState) -> None:
+    def _accept(self, state: RequestState, rank: float) -> None:
         self._observer.arrived(state.request)
-        self._roster.add(state)
+        self._roster.add(state, rank)
+        self.forecast.came(state.request.id)
 
     def _cancel(self, request_id: str) -> None:
         state = self._requests.get(request_id)
         if state is None:
             return
-        now, news = time.monotonic(), []
+        now, news = self._clock(), list[News]()
         for sequence in state.sequences:
             if sequence.id in self._roster.live:
                 self._roster.end(sequence)

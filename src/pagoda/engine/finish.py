@@ -73,10 +73,12 @@ def last_event(
 ) -> TokenEvent:
     """The event that ends a sequence; it has timings if there was a token."""
     request, cache = sequence.state.request, sequence.state.cache
-    timings = None
+    timings, outlook = None, sequence.state.outlook
     if sequence.planned_at is not None and sequence.first_token_at is not None:
         queued, first = sequence.planned_at - request.arrival, sequence.first_token_at - request.arrival
-        timings = Timings(queued, first, now - request.arrival, sequence.preemptions)
+        timings = Timings(
+            queued, first, now - request.arrival, sequence.preemptions, None if outlook is None else outlook.predicted
+        )
     return TokenEvent(
         request_id=request.id,
         index=sequence.choice,

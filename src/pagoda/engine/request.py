@@ -13,6 +13,7 @@ from pagoda.plan import LAST, SequenceStart
 from pagoda.types import CacheExplanation, GenerateRequest, TokenEvent
 
 if TYPE_CHECKING:
+    from pagoda.engine.forecast import Outlook
     from pagoda.engine.output import OutputText
 
 Sink = Callable[[TokenEvent], None]
@@ -26,7 +27,7 @@ class Sequence:
     """One line of tokens: a request's prompt and one choice's output."""
 
     id: int
-    """Unique for the engine's lifetime, and ascending in order of arrival: the lower, the older, the more urgent."""
+    """Unique for the engine's lifetime, and ascending in order of arrival: the lower, the older."""
     state: RequestState
     prompt: tuple[int, ...]
     choice: int
@@ -44,6 +45,8 @@ class Sequence:
     started: bool = False
     """Whether the runner has met it."""
     preemptions: int = 0
+    rank: float = 0.0
+    """Its place among its tenant's (`urgency`): the lower, the more urgent."""
     text: OutputText | None = None
     """From its first token on."""
     planned_at: float | None = None
@@ -101,7 +104,7 @@ class Sequence:
 class RequestState:
     """A request under way: its sequences, and where their events go."""
 
-    __slots__ = ("cache", "request", "sequences", "sink", "stop_ids", "unfinished", "wake")
+    __slots__ = ("cache", "outlook", "request", "sequences", "sink", "stop_ids", "unfinished", "wake")
 
     def __init__(
         self,
@@ -126,3 +129,5 @@ class RequestState:
         """What the cache had of the prompt when the first of its sequences was admitted."""
         self.unfinished = set(range(params.n))
         """Choices whose last event has not been sent."""
+        self.outlook: Outlook | None = None
+        """What was predicted when it was taken on."""

@@ -11,24 +11,29 @@ from operator import attrgetter
 from pagoda.cache import KVCache, Match
 from pagoda.engine.queue import WaitingQueue
 from pagoda.engine.request import RequestState, Sequence
+from pagoda.engine.shares import Shares
+from pagoda.engine.urgency import FIRST
 from pagoda.obs.observer import EngineState
 from pagoda.types import CacheCause, CacheExplanation
 
 
 class Roster:
-    """Sequences that run (hold pages) and that wait (hold none), each oldest first."""
+    """Sequences that run (hold pages), oldest first, and that wait (hold none), most urgent first."""
 
     def __init__(self, cache: KVCache) -> None:
         self.live: dict[int, Sequence] = {}
         self.running: list[Sequence] = []
-        self.waiting = WaitingQueue()
+        self.shares = Shares()
+        self.waiting = WaitingQueue(self.shares)
         self._cache = cache
         self._ended: list[int] = []
 
-    def add(self, state: RequestState) -> None:
+    def add(self, state: RequestState, rank: float = 0.0) -> None:
         """Queue a request's sequences."""
         for sequence in state.sequences:
+            sequence.rank = rank
             self.live[sequence.id] = sequence
+            self.shares.opened(sequence.key)
             self.waiting.push(sequence)
 
     def match(self, head: Sequence) -> Match:
@@ -77,21 +82,22 @@ class Roster:
         if before < verified:
             self._cache.commit(sequence.id, sequence.tokens(before, verified))
 
-    def preempt(self) -> Sequence:
-        """Take the youngest's pages. It starts again with what the cache still has of it by then, unless all its tokens
+    def preempt(self, victim: Sequence) -> None:
+        """Take a sequence's pages. It starts again with what the cache still has of it by then, unless all its tokens
         are on their way already.
         """
-        victim = self.running.pop()
+        self.running.remove(victim)
         self._give_back(victim)
         victim.preemptions += 1
+        victim.rank = FIRST
         if victim.known < victim.limit:
-            self.waiting.put_back(victim)
-        return victim
+            self.waiting.push(victim)
 
     def end(self, sequence: Sequence) -> None:
         """Forget a sequence: its pages are free at once, as what is in flight runs before what comes later."""
         del self.live[sequence.id]
         self.waiting.discard(sequence)
+        self.shares.closed(sequence.key)
         if sequence.holds_pages:
             self.running.remove(sequence)
             self._give_back(sequence)
@@ -112,6 +118,7 @@ class Roster:
     def check(self) -> None:
         """Assert that each sequence is in its place, in order, and that lengths and pages agree."""
         self.waiting.check()
+        self.shares.check()
         self._cache.check()
         ids = [sequence.id for sequence in self.running]
         assert ids == sorted(ids), "running sequences are out of order"

@@ -25,6 +25,8 @@ class EngineState:
     pages_total: int = 0
     pages_cached: int = 0
     """Pages that hold prefixes and nothing else; not among those used."""
+    step_error: float = 0.0
+    """Relative error of the seconds predicted for this step: (predicted - actual) / actual."""
 
 
 class Observer(Protocol):
