@@ -56,7 +56,7 @@ class Scheduler:
         self.load = Load()
         """What runs, as of the last plan."""
         self._crowded = False
-        self._least = 0
+        self._singles_of = set[str]()
         self._unfinished: list[Sequence] = []
 
     def schedule(self) -> StepPlan | None:
@@ -110,14 +110,15 @@ class Scheduler:
                 prompts.append(sequence)
         self._unfinished = list(prompts)
         self.load = Load(0, len(singles), attended, target)
-        shares = self._roster.shares
-        self._least = min(map(shares.level, {s.key for s in singles}), default=0) if shares.tenants > 1 else 0
+        self._singles_of = {s.key for s in singles} if self._roster.shares.tenants > 1 else set()
         self._pace.open(self.load)
         return singles, prompts
 
     def _favoured(self, sequence: Sequence) -> bool:
-        """Whether its tenant was served less than every tenant that waits for one token."""
-        return self._roster.shares.level(sequence.key) < self._least
+        """Whether its tenant was served less than every other tenant that waits for one token, and there are such."""
+        level = self._roster.shares.level
+        others = [level(key) for key in self._singles_of if key != sequence.key]
+        return bool(others) and level(sequence.key) < min(others)
 
     def _order(self, sequence: Sequence) -> tuple[int, float, int]:
         return self._roster.shares.level(sequence.key), sequence.rank, sequence.id

@@ -11,7 +11,7 @@ from collections import Counter
 
 QUANTUM = 256
 """Tokens: smaller differences between tenants do not matter, so that prompts are not cut up in turns."""
-CREDIT = 2 * QUANTUM
+CREDIT = 8 * QUANTUM
 """Tokens by which a tenant that was away starts before the others: so its prompt is not shared out with theirs."""
 OUTPUT_WEIGHT = 2
 """What an output token counts, in prompt tokens (Sheng et al., section 4.1)."""
