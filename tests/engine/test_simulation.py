@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagoda.bench.simulate import Machine, Simulation, report
+from pagoda.bench.outcomes import report
+from pagoda.bench.simulate import Machine, Simulation
 from pagoda.bench.workloads import Ask, Shape, bursts, closed, merged, poisson, read_trace
 from pagoda.config import SchedulerConfig
 from pagoda.engine.cost import PRIOR, StepCost, Work

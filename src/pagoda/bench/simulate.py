@@ -7,12 +7,11 @@ with noise, of another shape than the engine's own cost model, which has to lear
 from __future__ import annotations
 
 import random
-import statistics
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
+from pagoda.bench.outcomes import Outcome
 from pagoda.bench.workloads import Ask, Run
 from pagoda.config import SchedulerConfig
 from pagoda.engine import Engine, validate
@@ -56,35 +55,6 @@ class Machine:
         )
         slow = 3.0 if draw.random() < self.burst else 1.0
         return exact * slow * max(0.5, 1 + draw.gauss(0, self.noise))
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What became of a request. Times in seconds from the beginning."""
-
-    ask: Ask
-    refused: str = ""
-    """Why it was not taken on."""
-    predicted: float = 0.0
-    times: list[float] = field(default_factory=list)
-    """When each of its tokens came."""
-    ended: int = 0
-    """How often its end was told: once, if all is well."""
-
-    @property
-    def ttft(self) -> float:
-        """From arrival to the first token."""
-        return self.times[0] - self.ask.at
-
-    @property
-    def gaps(self) -> list[float]:
-        """ITL."""
-        return [b - a for a, b in zip(self.times, self.times[1:], strict=False)]
-
-    @property
-    def tpot(self) -> float:
-        """Mean seconds per token after the first."""
-        return (self.times[-1] - self.times[0]) / (len(self.times) - 1) if len(self.times) > 1 else 0.0
 
 
 class _Text:
@@ -165,7 +135,7 @@ class Simulation:
 
     def play(self, asks: Iterable[Ask]) -> list[Outcome]:
         """All of them to their ends, in order of arrival."""
-        outcomes = [Outcome(ask) for ask in sorted(asks, key=lambda ask: ask.at)]
+        outcomes = [Outcome(ask, ask.at) for ask in sorted(asks, key=lambda ask: ask.at)]
         self._coming.extend(outcomes)
         self.until(self.now)
         while True:
@@ -211,34 +181,3 @@ class Simulation:
         name, length = run
         first = self._runs.setdefault(name, len(self._runs)) * RUN_TOKENS
         return range(first, first + length)
-
-
-def quantile(values: Sequence[float], part: float) -> float:
-    """The value that so great a part does not exceed; 0 of nothing."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(part * len(ordered)))] if ordered else 0.0
-
-
-def report(outcomes: Sequence[Outcome], ttft: float | None = None, tpot: float | None = None) -> dict[str, Any]:
-    """What a client would say: percentiles in milliseconds, rates, and goodput under targets in seconds."""
-    served = [outcome for outcome in outcomes if outcome.times]
-    if not served:
-        return {"requests": len(outcomes), "served": 0}
-    kept = [o for o in served if (ttft is None or o.ttft <= ttft) and (tpot is None or o.tpot <= tpot)]
-    gaps = [gap for outcome in served for gap in outcome.gaps]
-    ttfts = [outcome.ttft for outcome in served]
-    wrong = [abs(o.predicted - o.ttft) / o.ttft for o in served if o.predicted]
-    seconds = max(o.times[-1] for o in served) - min(o.ask.at for o in served)
-    return {
-        "requests": len(outcomes),
-        "served": len(served),
-        "refused": sum(bool(outcome.refused) for outcome in outcomes),
-        "kept": round(len(kept) / len(served), 4),
-        "seconds": round(seconds, 1),
-        "goodput_per_s": round(len(kept) / seconds, 4),
-        "goodput_tokens_per_s": round(sum(len(o.times) for o in kept) / seconds, 2),
-        "output_tokens_per_s": round(sum(len(o.times) for o in served) / seconds, 2),
-        "ttft_ms": {f"p{p}": round(1000 * quantile(ttfts, p / 100), 1) for p in (50, 90, 99)},
-        "itl_ms": {f"p{p}": round(1000 * quantile(gaps, p / 100), 1) for p in (50, 90, 99)},
-        "prediction_error_median": round(statistics.median(wrong), 4) if wrong else None,
-    }

@@ -181,11 +181,14 @@ class Engine:
         return Health(not reason, reason, len(self._roster.running), len(self._roster.waiting))
 
     def close(self, drain_s: float = 0.0) -> None:
-        """Take no more requests, give the open ones so many seconds, end the rest with an error, and stop."""
+        """Take no more requests, give the open ones so many seconds, end the rest, and stop.
+
+        If they were given time, answers that have begun end with SHUTDOWN, else with an error as all others do.
+        """
         error = EngineDied("the engine was closed")
         self._requests.refuse(error)
         self._requests.wait_for_none(drain_s)
-        self._requests.fail(error)
+        self._requests.fail(error, cut=drain_s > 0)
         self._watchdog.stop()
         with self._ordered:
             self._ordered.notify()

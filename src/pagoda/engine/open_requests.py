@@ -91,8 +91,9 @@ class OpenRequests:
         with self._changed:
             self.refusal = self.refusal or error
 
-    def fail(self, error: EngineDied) -> bool:
-        """End every open request with an error, once and for all.
+    def fail(self, error: EngineDied, cut: bool = False) -> bool:
+        """End every open request with an error, once and for all; if `cut`, what has begun to be answered ends with
+        SHUTDOWN instead.
 
         Returns:
             False if that was done before.
@@ -107,7 +108,7 @@ class OpenRequests:
                 self._changed.notify_all()
                 states = list(self._states.values())
             for state in states:
-                self._end(state, error)
+                self._end(state, error, cut)
             for wake in dict.fromkeys(state.wake for state in states if state.wake is not None):
                 _call(wake)
         finally:
@@ -129,10 +130,14 @@ class OpenRequests:
     def __len__(self) -> int:
         return len(self._states)
 
-    def _end(self, state: RequestState, error: EngineDied) -> None:
+    def _end(self, state: RequestState, error: EngineDied, cut: bool) -> None:
         now = time.monotonic()
         for index in sorted(state.unfinished):
-            event = last_event(state.sequences[index], FinishReason.ERROR, now, error=error)
+            sequence = state.sequences[index]
+            if cut and sequence.output:
+                event = last_event(sequence, FinishReason.SHUTDOWN, now)
+            else:
+                event = last_event(sequence, FinishReason.ERROR, now, error=error)
             self._send(News(state, event, None))
 
     def _send(self, news: News) -> bool:

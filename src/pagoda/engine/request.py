@@ -15,6 +15,7 @@ from pagoda.types import CacheExplanation, GenerateRequest, TokenEvent
 if TYPE_CHECKING:
     from pagoda.engine.forecast import Outlook
     from pagoda.engine.output import OutputText
+    from pagoda.engine.repetition import Loop
 
 Sink = Callable[[TokenEvent], None]
 """Takes events on the engine's thread: quick, and never waits."""
@@ -49,6 +50,8 @@ class Sequence:
     """Its place among its tenant's (`urgency`): the lower, the more urgent."""
     text: OutputText | None = None
     """From its first token on."""
+    loop: Loop | None = None
+    """From its first token on, if loops are to be noticed."""
     planned_at: float | None = None
     first_token_at: float | None = None
     last_token_at: float | None = None
