@@ -16,6 +16,7 @@ from pagoda.bench.workloads import Ask, Run
 from pagoda.config import SchedulerConfig
 from pagoda.engine import Engine, validate
 from pagoda.engine.cost import work_of
+from pagoda.engine.warm_up import warm_up_requests
 from pagoda.errors import Overloaded, TargetMissed
 from pagoda.obs.observer import NoObserver, Observer
 from pagoda.plan import Capacity, Sampled, StepPlan, StepResult
@@ -120,7 +121,7 @@ class Simulation:
         observer: Observer | None = None,
         check: bool = False,
     ) -> None:
-        self.now = 0.0
+        self.now = self._start = 0.0
         self.machine = machine or Machine()
         self.draw = random.Random(seed)
         self._capacity = Capacity((pages,), page_size, longest, VOCABULARY, "simulated")
@@ -134,7 +135,13 @@ class Simulation:
         )  # fmt: skip
 
     def play(self, asks: Iterable[Ask]) -> list[Outcome]:
-        """All of them to their ends, in order of arrival."""
+        """All of them to their ends, in order of arrival; before them, what a server does before it is ready."""
+        if not self.engine.cost.steps:
+            for request in warm_up_requests(self._capacity, self.now):
+                self.engine.submit(request, lambda _: None)
+            while self.engine.turn():
+                pass
+        self._start = self.now
         outcomes = [Outcome(ask, ask.at) for ask in sorted(asks, key=lambda ask: ask.at)]
         self._coming.extend(outcomes)
         self.until(self.now)
@@ -143,15 +150,15 @@ class Simulation:
                 if self._check:
                     self.engine.check()
             elif self._coming:
-                self.until(max(self.now, self._coming[0].ask.at))
+                self.until(max(self.now, self._start + self._coming[0].ask.at))
             else:
                 return outcomes
 
     def until(self, time: float) -> None:
         """Let the clock go on; whoever arrives meanwhile submits."""
-        while self._coming and self._coming[0].ask.at <= time:
+        while self._coming and self._start + self._coming[0].ask.at <= time:
             outcome = self._coming.popleft()
-            self.now = max(self.now, outcome.ask.at)
+            self.now = max(self.now, self._start + outcome.ask.at)
             self._submit(outcome)
         self.now = max(self.now, time)
 
@@ -160,13 +167,14 @@ class Simulation:
         params = SamplingParams(max_tokens=ask.output, temperature=0, seed=0, ignore_eos=True)
         request = validate(
             [token for run in ask.prompt for token in self._tokens(run)], params, self._capacity,
-            request_id=str(id(outcome)), arrival=ask.at, tenant=ask.key, slo=self._slo,
+            request_id=str(id(outcome)), arrival=self._start + ask.at, tenant=ask.key, slo=self._slo,
         )  # fmt: skip
 
         def sink(event: TokenEvent) -> None:
             if event.token_ids:
-                outcome.times.append(self.now)
+                outcome.times.append(self.now - self._start)
             outcome.ended += event.finish is not None
+            outcome.cached_tokens += event.cached_tokens
             if event.timings is not None and event.timings.predicted is not None:
                 outcome.predicted = event.timings.predicted
 

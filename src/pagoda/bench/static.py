@@ -1,9 +1,9 @@
 """The same work in static batches and in continuous ones.
 
 A static batch is what one gets by handing a model so many prompts at a time: the next ones wait until the longest
-answer of the batch is done. Continuous batching lets each newcomer in as soon as anyone is done. What that gives follows
-from how much the lengths differ: with answers of one length, nothing; the texts' 5x to 20x are of lengths that differ
-much, and of batches padded to the longest prompt, which Pagoda does not do.
+answer of the batch is done. Continuous batching lets each newcomer in as soon as anyone is done. What that gives
+follows from how much the lengths differ: with answers of one length, nothing; the texts' 5x to 20x are of lengths that
+differ much, and of batches padded to the longest prompt, which Pagoda does not do.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ class Engine:
         self.cost = StepCost()
         pace = Pace(config, self.cost)
         self._scheduler = Scheduler(config, self._roster, cache, observer, pace)
-        self.forecast = Forecast(config, self.cost, pace, self._roster.waiting)
+        self.forecast = Forecast(config, self.cost, pace, self._roster)
         self._finish = Finish(tokenizer)
         self._requests = OpenRequests(config.max_queued, config.max_queued_tokens, observer)
         self._watchdog = Watchdog(self._requests, config.stall_s, self._die)
@@ -285,6 +285,7 @@ class Engine:
         if outlook.target is None or outlook.late <= outlook.target or request.slo.serve_late:
             return
         if self.forecast.learned:
+            self.forecast.refused()
             requests, tokens = len(self._requests), self._requests.tokens
             raise TargetMissed(
                 f"the first token would come after about {1000 * outlook.predicted:.0f} ms, perhaps "

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pagoda.config import SchedulerConfig
 from pagoda.engine.cost import StepCost, Work
 from pagoda.engine.pace import LEAST_ROWS, Load, Pace
-from pagoda.engine.queue import WaitingQueue
+from pagoda.engine.roster import Roster
 from pagoda.engine.urgency import rank_of
 from pagoda.types import GenerateRequest
 
@@ -24,6 +24,8 @@ SURE = 0.95
 """Of the requests taken on, how many shall keep their target."""
 RATE = 0.05
 """How quickly the corrections follow."""
+DOUBT = 0.01
+"""Of the corrections, how much goes with each refusal."""
 MOST = math.log(8.0)
 """Most that either may correct."""
 USUAL_OUTPUT = 128.0
@@ -50,11 +52,11 @@ class Outlook:
 class Forecast:
     """Predicts TTFT, and learns how far it was off."""
 
-    def __init__(self, config: SchedulerConfig, cost: StepCost, pace: Pace, queue: WaitingQueue) -> None:
+    def __init__(self, config: SchedulerConfig, cost: StepCost, pace: Pace, roster: Roster) -> None:
         self._slots = min(config.max_num_seqs, config.rows)
         self._rows = config.rows
         self._target = None if config.ttft_target_ms is None else config.ttft_target_ms / 1000
-        self._cost, self._pace, self._queue = cost, pace, queue
+        self._cost, self._pace, self._roster, self._queue = cost, pace, roster, roster.waiting
         self._load, self._busy_until = Load(), 0.0
         self._coming: dict[str, int] = {}
         self._output = USUAL_OUTPUT
@@ -86,6 +88,11 @@ class Forecast:
         """A request was taken on that the queue does not have yet."""
         self._coming[request_id] = tokens
 
+    def refused(self) -> None:
+        """A request was refused. What is never tried is never learned: so the corrections are doubted a little."""
+        self._upper -= DOUBT * (self._upper - self._middle)
+        self._middle -= DOUBT * self._middle
+
     # From the engine's thread.
 
     def came(self, request_id: str) -> None:
@@ -116,7 +123,7 @@ class Forecast:
 
     def _raw(self, tenant: str, rank: float, rows: int, now: float) -> float:
         """Seconds from now, uncorrected."""
-        load = self._load
+        load = self._load if self._roster.live else Load()
         sequences, own, others = self._queue.ahead(tenant, rank)
         coming = list(self._coming.values())
         sequences, own = sequences + len(coming), own + sum(coming) + load.begun
