@@ -92,6 +92,11 @@ class SchedulerConfig:
     """Seconds without progress after which the engine is declared dead."""
     prefix_cache: bool = True
     """Keep the KV of what was computed, and find it again as the beginning of later prompts."""
+    warm: str | None = None
+    """A file of openings, a JSON object on each line, that are computed and pinned before the first request is served.
+
+    docs/http.md has its form.
+    """
 
     def __post_init__(self) -> None:
         """Check every range."""
@@ -100,6 +105,10 @@ class SchedulerConfig:
             "tpot_target_ms",
         ):  # fmt: skip
             _positive(name, getattr(self, name))
+        if self.warm is not None and not self.prefix_cache:
+            raise InvalidConfig(
+                f"warm names {self.warm}, and without prefix_cache nothing can be kept: drop one of them"
+            )
 
     @property
     def rows(self) -> int:
@@ -130,6 +139,8 @@ class ServerConfig:
     """Cap on the output of any one choice, whatever the request says."""
     max_body_bytes: int = 8 * 1024 * 1024
     """Longest request body read."""
+    tenant_pin_tokens: int = 4096
+    """Most tokens that one tenant may have pinned for itself; an administrator's pins are bounded by the pages only."""
 
     def __post_init__(self) -> None:
         """Check every range."""
@@ -137,3 +148,4 @@ class ServerConfig:
             raise InvalidConfig(f"port must be 0 to 65535, got {self.port}")
         _positive("max_output_tokens", self.max_output_tokens)
         _positive("max_body_bytes", self.max_body_bytes)
+        _positive("tenant_pin_tokens", self.tenant_pin_tokens)

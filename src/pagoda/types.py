@@ -194,6 +194,8 @@ class CacheExplanation:
     """Tokens found: the match ended at this position."""
     cause: CacheCause
     """Why it ended there; never OTHER_KEY."""
+    instead: tuple[int, ...] = ()
+    """The first tokens that this tenant's own prefixes have there instead, if they go on: never another tenant's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,11 +205,17 @@ class PinInfo:
     id: int
     owner: str
     """The tenant who pinned it."""
+    shared: bool
+    """Whether it serves every tenant; else it serves its owner."""
+    name: str
+    """What the owner calls it; may be empty."""
+    created: float
+    """When, in seconds of Unix time."""
     tokens: int
     pages: int
     """KV pages it holds, of all groups together; pins that share a beginning share its pages."""
     hits: int
-    """Admissions that found it whole."""
+    """Admissions that found it whole, of the tenants that it serves."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,6 +70,15 @@ Activations = Annotated[
     str, typer.Option(help="What linear layers read: int16, int8 (faster, coarser) or f32.", rich_help_panel=_ENGINE)
 ]
 
+PrefixCache = Annotated[
+    bool,
+    typer.Option(
+        "--prefix-cache/--no-prefix-cache",
+        help="Keep what was computed and find it again as the beginning of later prompts.",
+        rich_help_panel=_ENGINE,
+    ),
+]
+
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 
 

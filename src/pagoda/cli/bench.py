@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pagoda.cli import settled
+from pagoda.cli._options import PrefixCache
 
 if TYPE_CHECKING:
     from pagoda.bench.workloads import Ask
@@ -30,6 +31,7 @@ def offline(
     rounds: Annotated[int, typer.Option(min=1, help="Repeats of each measurement; the best one counts.")] = 5,
     threads: Annotated[int | None, typer.Option(min=1, help="Native threads; all allowed cores if not given.")] = None,
     static: Annotated[bool, typer.Option(help="Compare continuous batching with static batches instead.")] = False,
+    prefix_cache: PrefixCache = True,
     as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON and print nothing else.")] = False,
 ) -> None:
     """Prefill and batched decode through the whole engine, load time, first token of a fresh process, memory.
@@ -45,7 +47,7 @@ def offline(
     if static:
         _static(model, threads, as_json)
         return
-    result = measure(model, rounds=rounds, threads=threads)
+    result = measure(model, rounds=rounds, threads=threads, prefix_cache=prefix_cache)
     if not as_json:
         for tokens, speed in result["prefill_tok_s"].items():
             typer.echo(f"prefill of {tokens:>4} tokens     {speed:10.1f} tok/s")

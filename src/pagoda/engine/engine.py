@@ -27,6 +27,7 @@ from pagoda.engine.forecast import Forecast, Outlook
 from pagoda.engine.open_requests import OpenRequests
 from pagoda.engine.pace import Pace
 from pagoda.engine.pinning import Pinning
+from pagoda.engine.prompt_speed import PromptSpeed
 from pagoda.engine.request import RequestState, Sequence, Sink, Wake
 from pagoda.engine.roster import Roster
 from pagoda.engine.scheduler import Scheduler
@@ -90,6 +91,7 @@ class Engine:
         self._finish = Finish(tokenizer)
         self._requests = OpenRequests(config.max_queued, config.max_queued_tokens, observer)
         self._watchdog = Watchdog(self._requests, config.stall_s, self._die)
+        self._prompt_speed = PromptSpeed()
         self._ids = count()
         self._ordered = threading.Condition()
         self._orders: list[Callable[[], object]] = []
@@ -142,8 +144,10 @@ class Engine:
         with self._ordered:
             self._order(partial(self._cancel, request_id))
 
-    def pin(self, prompt: Tokens[int], owner: str = "") -> Future[PinInfo]:
-        """Compute a prefix and keep it, for every tenant, until it is unpinned.
+    def pin(self, prompt: Tokens[int], owner: str = "", shared: bool = True, name: str = "") -> Future[PinInfo]:
+        """Compute a prefix and keep it until it is unpinned: for every tenant, or if not `shared`, for its owner.
+
+        Pinning what the owner has pinned already gives that pin again.
 
         Returns:
             What was pinned, once it is. It fails with `MemoryLimit` if others were pinned meanwhile, and with
@@ -154,7 +158,7 @@ class Engine:
             MemoryLimit: it would leave too few pages for the longest sequence.
             Overloaded, EngineDied: as `submit`.
         """
-        return self._pinning.pin(prompt, owner)
+        return self._pinning.pin(prompt, owner, shared, name)
 
     def list_pins(self) -> tuple[PinInfo, ...]:
         """All pins, oldest first."""
@@ -169,6 +173,15 @@ class Engine:
         with self._ordered:
             self._order(partial(self._cache.unpin, pin))
         return True
+
+    def clear_cache(self) -> None:
+        """Forget every prefix that is neither pinned nor in use, before the next step is planned."""
+        with self._ordered:
+            self._order(self._cache.clear)
+
+    def prompt_token_s(self) -> float | None:
+        """Seconds that computing a prompt's token takes, by the steps of late; None before the first such step."""
+        return self._prompt_speed.token_s
 
     def cache_report(self) -> CacheReport:
         """What every KV page is used for, about now."""
@@ -256,6 +269,7 @@ class Engine:
         """Wait for a plan, and send out what it produced."""
         result = self._runner.finish(handle)
         self._watchdog.beat()
+        self._prompt_speed.add(plan.rows, result.seconds)
         now, news = self._clock(), list[News]()
         error = self.cost.observe(work_of(plan), now - max(submitted, self._finished_at))
         self._finished_at = now

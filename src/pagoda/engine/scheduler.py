@@ -7,6 +7,7 @@ due gets its row; the time that is left (`pace`) goes to prompts, the most urgen
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from dataclasses import replace
 from enum import Enum
@@ -21,6 +22,7 @@ from pagoda.engine.shares import OUTPUT_WEIGHT
 from pagoda.obs.observer import Observer
 from pagoda.plan import StepPlan
 
+_log = logging.getLogger(__name__)
 MOST_PASSED = 8
 """Waiting sequences that wait for what another computes, and that others may pass, in one step."""
 
@@ -184,7 +186,9 @@ class Scheduler:
             if victim is None:
                 return None  # it keeps its pages and waits: an older one takes them if it must
             self._roster.preempt(victim)
-            self._observer.preempted(victim.state.request.id)
+            name, older = victim.state.request.id, sequence.state.request.id
+            _log.info("request %s, choice %d, lost its pages to %s, which is older", name, victim.choice, older)
+            self._observer.preempted(name)
         return extension
 
     def _victim(self, sequence: Sequence) -> Sequence | None:
