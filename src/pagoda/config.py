@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pagoda.errors import InvalidConfig
 
 KV_FORMATS = ("f32", "f16", "int8", "int4")
+MAX_CHUNK = 512
+"""Most tokens of a step whose number is chosen anew each time: more make no step more efficient."""
 ACTIVATIONS = ("int16", "int8", "f32")
 
 
@@ -71,21 +73,47 @@ class SchedulerConfig:
 
     max_num_seqs: int = 64
     """Most sequences in one step."""
-    chunk: int = 512
-    """Most tokens computed in one step."""
+    chunk: int | None = None
+    """Most tokens computed in one step. None chooses anew for each, up to 512, so that latency targets are kept."""
     steps_in_flight: int = 2
     """Plans handed to the runner before the oldest is finished; 1 plans only after each result."""
     max_queued: int = 4096
     """Most requests waiting or running; one more is refused."""
+    max_queued_tokens: int = 2**22
+    """Most prompt tokens of requests waiting or running; a request beyond them is refused."""
+    ttft_target_ms: float | None = None
+    """TTFT to keep for requests that name none, in milliseconds; what cannot keep it is refused. None has no target."""
+    tpot_target_ms: float | None = None
+    """TPOT to keep for requests that name none, in milliseconds.
+
+    None keeps steps that compute prompts within twice the time of those that do not, or 50 ms.
+    """
     stall_s: float = 30.0
     """Seconds without progress after which the engine is declared dead."""
     prefix_cache: bool = True
     """Keep the KV of what was computed, and find it again as the beginning of later prompts."""
+    warm: str | None = None
+    """A file of openings, a JSON object on each line, that are computed and pinned before the first request is served.
+
+    docs/http.md has its form.
+    """
 
     def __post_init__(self) -> None:
         """Check every range."""
-        for name in ("max_num_seqs", "chunk", "steps_in_flight", "max_queued", "stall_s"):
+        for name in (
+            "max_num_seqs", "chunk", "steps_in_flight", "max_queued", "stall_s", "max_queued_tokens", "ttft_target_ms",
+            "tpot_target_ms",
+        ):  # fmt: skip
             _positive(name, getattr(self, name))
+        if self.warm is not None and not self.prefix_cache:
+            raise InvalidConfig(
+                f"warm names {self.warm}, and without prefix_cache nothing can be kept: drop one of them"
+            )
+
+    @property
+    def rows(self) -> int:
+        """Most tokens of any step."""
+        return MAX_CHUNK if self.chunk is None else self.chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +139,8 @@ class ServerConfig:
     """Cap on the output of any one choice, whatever the request says."""
     max_body_bytes: int = 8 * 1024 * 1024
     """Longest request body read."""
+    tenant_pin_tokens: int = 4096
+    """Most tokens that one tenant may have pinned for itself; an administrator's pins are bounded by the pages only."""
 
     def __post_init__(self) -> None:
         """Check every range."""
@@ -118,3 +148,4 @@ class ServerConfig:
             raise InvalidConfig(f"port must be 0 to 65535, got {self.port}")
         _positive("max_output_tokens", self.max_output_tokens)
         _positive("max_body_bytes", self.max_body_bytes)
+        _positive("tenant_pin_tokens", self.tenant_pin_tokens)

@@ -24,7 +24,9 @@ from pagoda.completion import Completion, Gather, gather, raise_failure
 from pagoda.config import EngineConfig, MachineConfig, ModelConfig, SchedulerConfig
 from pagoda.engine import Engine, Runner, iterate, stream, validate
 from pagoda.errors import InvalidConfig, InvalidRequest
+from pagoda.explain import PrefixExplanation, explain_prefix
 from pagoda.obs.observer import NoObserver, Observer
+from pagoda.openings import Warming, read_openings
 from pagoda.runner.load import load_runner
 from pagoda.runner.sizing import Sizing, size
 from pagoda.text.tokenizer import Tokenizer
@@ -46,11 +48,15 @@ class EngineOptions(TypedDict, total=False):
     page_size: int
     kv_memory: int | None
     max_num_seqs: int
-    chunk: int
+    chunk: int | None
     steps_in_flight: int
     max_queued: int
+    max_queued_tokens: int
+    ttft_target_ms: float | None
+    tpot_target_ms: float | None
     stall_s: float
     prefix_cache: bool
+    warm: str | None
 
 
 def engine_config(model: str, **options: Unpack[EngineOptions]) -> EngineConfig:
@@ -154,7 +160,7 @@ class LLM:
         options: See `EngineOptions`; each field is described in `pagoda.config`.
 
     Raises:
-        InvalidConfig, UnknownModel, ModelError, MemoryLimit: the model cannot be loaded as asked.
+        InvalidConfig, UnknownModel, ModelError, MemoryLimit: the model cannot be loaded, or not be warmed, as asked.
     """
 
     def __init__(
@@ -162,8 +168,16 @@ class LLM:
     ) -> None:
         began = time.monotonic()
         self.config = engine_config(model, **options)
+        warm = self.config.scheduler.warm
+        openings = read_openings(warm) if warm is not None else []
         self._opened = open_engine(self.config, progress=progress)
         self._engine = self._opened.engine
+        if warm is not None:
+            try:
+                Warming(self.tokenizer, openings, warm).run(self._engine)
+            except BaseException:
+                self._opened.close()
+                raise
         self._ids = count()
         self._closed = False
         self.load_s = time.monotonic() - began
@@ -209,6 +223,14 @@ class LLM:
             EngineDied: the engine failed, or was closed.
         """
         return self.generate(self.tokenizer.encode_chat(messages), params)[0]
+
+    def explain(self, completion: Completion) -> PrefixExplanation | None:
+        """How much of a completion's prompt was found in the cache, and why no more; None if it was never admitted."""
+        cache, capacity = completion.choices[0].cache, self._engine.capacity
+        if cache is None:
+            return None
+        speed = self._engine.prompt_token_s()
+        return explain_prefix(self.tokenizer, completion.prompt, cache, capacity.page_size, len(capacity.pages), speed)
 
     def stream(self, prompt: Prompt | Sequence[Message], params: SamplingParams | None = None) -> Stream:
         """Events as they come, up to the last of each choice. Closing the stream cancels the request.

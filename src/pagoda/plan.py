@@ -115,3 +115,5 @@ class Capacity:
     """Token ids run from 0 to this, exclusive."""
     fingerprint: str
     """Of the weights, formats and arithmetic: outputs are a function of it and of the request."""
+    page_bytes: tuple[int, ...] = ()
+    """Bytes of one page of each KV group; empty if a runner's pages are only numbers."""

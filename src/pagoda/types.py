@@ -16,6 +16,8 @@ MAX_CHOICES = 128
 MAX_STOPS = 16
 MAX_LOGPROBS = 20
 MAX_SEED = 2**64 - 1
+MAX_PRIORITY = 10
+MIN_REPETITIONS = 3
 EarlyStopping = bool | Literal["never"]
 """When beam search is over: see `SamplingParams.early_stopping`."""
 
@@ -25,7 +27,9 @@ class FinishReason(StrEnum):
 
     STOP = "stop"  # the model's end-of-turn token, a stop token or a stop string
     LENGTH = "length"  # max_tokens, the server's cap, or the end of the context
+    REPETITION = "repetition"  # the output went round in a loop, and `repetition_stop` was set
     CANCELLED = "cancelled"  # the client went away or asked for it
+    SHUTDOWN = "shutdown"  # the server stopped, and the time it gives to answers under way was over
     ERROR = "error"  # the engine failed; the event carries the error
 
 
@@ -36,7 +40,7 @@ def _check(name: str, value: float, low: float, high: float) -> None:
 
 
 _SHAPING = (
-    "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"
+    "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "repetition_stop"
 )  # fmt: skip
 """Fields that beam search leaves alone."""
 
@@ -77,6 +81,8 @@ class SamplingParams:
     """Logits of tokens in prompt or output are divided by this if positive, else multiplied. Over 0, to 10."""
     logprobs: int | None = None
     """None: no log-probabilities. 0: the chosen token's. k: the chosen token's and the k likeliest tokens'."""
+    repetition_stop: int = 0
+    """End when the output's last tokens are one run so many times in a row; 0 never does. From 3."""
     best_of: int | None = None
     """Choices to sample, of which the `n` of greatest mean log-probability are the answer; None is `n`."""
     beams: int | None = None
@@ -109,6 +115,12 @@ class SamplingParams:
             raise InvalidRequest("repetition_penalty must be over 0, got 0", "repetition_penalty")
         if self.logprobs is not None:
             _check("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        _check("repetition_stop", self.repetition_stop, 0, inf)
+        if 0 < self.repetition_stop < MIN_REPETITIONS:
+            raise InvalidRequest(
+                f"repetition_stop must be 0 or at least {MIN_REPETITIONS}, got {self.repetition_stop}",
+                "repetition_stop",
+            )
         if len(self.stop) > MAX_STOPS or not all(self.stop):
             raise InvalidRequest(f"stop takes at most {MAX_STOPS} strings, none of them empty", "stop")
         if self.best_of is not None:
@@ -150,6 +162,29 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True)
+class Slo:
+    """The latency that a request, or an operator, asks for.
+
+    Raises:
+        InvalidRequest: a target that is not a positive number of milliseconds.
+    """
+
+    ttft_ms: float | None = None
+    """From arrival to the first token; None is no target."""
+    tpot_ms: float | None = None
+    """Mean time per output token after the first; None is no target."""
+    serve_late: bool = False
+    """Whether to be served all the same if `ttft_ms` cannot be kept; otherwise the request is refused at once."""
+
+    def __post_init__(self) -> None:
+        """Check every range."""
+        for name in ("ttft_ms", "tpot_ms"):
+            value = getattr(self, name)
+            if value is not None and not (not isinstance(value, bool) and 0 < value < math.inf):
+                raise InvalidRequest(f"slo.{name} must be a positive number of milliseconds, got {value!r}", "slo")
+
+
+@dataclass(frozen=True, slots=True)
 class GenerateRequest:
     """A validated request: what the engine takes. Built by `engine.admission.validate` alone."""
 
@@ -163,6 +198,10 @@ class GenerateRequest:
     """When the client's request came in, in seconds of `time.monotonic()`: TTFT counts from here."""
     tenant: str = ""
     """Whose request it is: prefixes are shared within a tenant."""
+    slo: Slo = Slo()
+    """Its latency targets; the engine's own stand in for those that are None."""
+    priority: int = 0
+    """-10 to 10: the higher, the earlier among its tenant's requests, by a second each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +226,8 @@ class Timings:
     """Until it ended."""
     preemptions: int = 0
     """How often it lost its pages and was recomputed."""
+    predicted: float | None = None
+    """The TTFT predicted when it was taken on."""
 
 
 class CacheCause(StrEnum):
@@ -208,6 +249,8 @@ class CacheExplanation:
     """Tokens found: the match ended at this position."""
     cause: CacheCause
     """Why it ended there; never OTHER_KEY."""
+    instead: tuple[int, ...] = ()
+    """The first tokens that this tenant's own prefixes have there instead, if they go on: never another tenant's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,11 +260,17 @@ class PinInfo:
     id: int
     owner: str
     """The tenant who pinned it."""
+    shared: bool
+    """Whether it serves every tenant; else it serves its owner."""
+    name: str
+    """What the owner calls it; may be empty."""
+    created: float
+    """When, in seconds of Unix time."""
     tokens: int
     pages: int
     """KV pages it holds, of all groups together; pins that share a beginning share its pages."""
     hits: int
-    """Admissions that found it whole."""
+    """Admissions that found it whole, of the tenants that it serves."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from zlib import crc32
 from pagoda.engine import validate
 from pagoda.engine.beams import BeamSearch
 from pagoda.plan import LAST, Capacity, Sampled, StepPlan, StepResult
-from pagoda.types import FinishReason, SamplingParams, TokenLogprob
+from pagoda.types import FinishReason, SamplingParams, Slo, TokenLogprob
 
 TOKENS = (b"a", b"b", b"ab", b"\xc3", b"\xa9", b"", b"c ", "é".encode(), b"\xff", b"ba")
 STOP = len(TOKENS)
@@ -229,6 +229,9 @@ def capacity(pages=(64,), page_size=4, max_model_len=64):
     return Capacity(tuple(pages), page_size, max_model_len, VOCABULARY, "fake")
 
 
-def request(capacity, prompt=(1, 2, 3), request_id="r", arrival=0.0, tenant="", **params):
+def request(capacity, prompt=(1, 2, 3), request_id="r", arrival=0.0, tenant="", slo=None, priority=0, **params):
     params.setdefault("seed", 0)
-    return validate(prompt, SamplingParams(**params), capacity, request_id=request_id, arrival=arrival, tenant=tenant)
+    return validate(
+        prompt, SamplingParams(**params), capacity, request_id=request_id, arrival=arrival, tenant=tenant,
+        slo=slo or Slo(), priority=priority,
+    )  # fmt: skip

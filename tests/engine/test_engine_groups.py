@@ -41,9 +41,7 @@ class Mixed(Traffic):
         )  # fmt: skip
 
     def in_turn(self, sequence):
-        """A beam that lost its pages may be older than who runs, and have more than one token due; one that is born has
-        pages before it has a chunk.
-        """
+        """A beam that is born has pages before it has a chunk."""
         return sequence.state.beams is None
 
     def compare(self):

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from pagoda.obs.metrics import METRICS, PrometheusObserver
 from pagoda.obs.observer import EngineState, Observer
 from pagoda.plan import Capacity, Chunk, StepPlan, StepResult
-from pagoda.types import FinishReason, GenerateRequest, SamplingParams, Timings, TokenEvent
+from pagoda.types import CacheCause, FinishReason, GenerateRequest, SamplingParams, Timings, TokenEvent
 from server.conftest import Running
 
 
@@ -42,6 +42,8 @@ def test_counts() -> None:
     observer.emitted(TokenEvent("r", 0), 0.02)
     observer.emitted(last_event(FinishReason.STOP, 3, Timings(0.1, 0.3, 0.7)), 0.04)
     observer.emitted(last_event(FinishReason.CANCELLED, 0, Timings(9.0, 9.0, 9.0)), None)
+    observer.matched(GenerateRequest("r", tuple(range(9)), SamplingParams(max_tokens=4), 0.0), 3, CacheCause.EVICTED)
+    observer.matched(GenerateRequest("s", (1, 2), SamplingParams(max_tokens=4), 0.0), 1, CacheCause.WHOLE)
     observer.refused("overloaded")
     observer.preempted("r")
     made.answered_with_error(400)
@@ -54,6 +56,10 @@ def test_counts() -> None:
         "pagoda_sequences_finished_total{reason=cancelled}": 1,
         "pagoda_prompt_tokens_total": 3,
         "pagoda_cached_prompt_tokens_total": 4,
+        "pagoda_prefix_matches_total{cause=evicted}": 1,
+        "pagoda_prefix_matches_total{cause=whole}": 1,
+        "pagoda_prefix_missed_tokens_total{cause=evicted}": 5,
+        "pagoda_prefix_missed_tokens_total{cause=whole}": 0,
         "pagoda_generation_tokens_total": 4,
         "pagoda_preemptions_total": 1,
         "pagoda_running_sequences": 2,
@@ -71,6 +77,10 @@ def test_counts() -> None:
         "pagoda_itl_seconds_sum": 0.06,
     }
     assert {name: seen[name] for name in expected} == pytest.approx(expected)
+    lookups = made.lookups()
+    assert lookups.hit_rate == pytest.approx(4 / 9)
+    assert lookups.requests == dict.fromkeys(CacheCause, 0) | {CacheCause.EVICTED: 1, CacheCause.WHOLE: 1}
+    assert PrometheusObserver().lookups().hit_rate is None
 
 
 def test_queues_between_steps() -> None:
@@ -101,6 +111,41 @@ def test_names(metric: object) -> None:
     assert name.endswith("_total") == (kind == "Counter")
     assert not re.search(r"_(ms|us|milliseconds|kb|mb|percent)\b", name)
     assert metric.help.endswith(".")  # type: ignore[attr-defined]
+
+
+def test_vllms_names() -> None:
+    """Its dashboards and routers find what they look for, colon and labels included."""
+    observer = PrometheusObserver("vllm")
+    observer.serving("m", Capacity((8,), 16, 100, 10, "fp"))
+    plan = StepPlan(1, (Chunk(0, 0, (1, 2, 3), ((0,),), True),))
+    observer.stepped(plan, StepResult(1, (), 0.03), EngineState(running=2, waiting=5, pages_used=6, pages_total=8))
+    observer.emitted(last_event(FinishReason.STOP, 3, Timings(0.1, 0.3, 0.7)), 0.04)
+    text, kind = observer.render("application/openmetrics-text; version=1.0.0")
+    assert kind.startswith("text/plain; version=0.0.4")
+    lines = text.decode().splitlines()
+    labels = 'engine="0",model_name="m"'
+    for line in (
+        f"vllm:num_requests_running{{{labels}}} 2.0",
+        f"vllm:num_requests_waiting{{{labels}}} 5.0",
+        f"vllm:kv_cache_usage_perc{{{labels}}} 0.75",
+        f"vllm:time_to_first_token_seconds_sum{{{labels}}} 0.3",
+        f"vllm:generation_tokens_total{{{labels}}} 1.0",
+        'vllm:request_success_total{engine="0",finished_reason="stop",model_name="m"} 1.0',
+        f"vllm:iteration_tokens_total_sum{{{labels}}} 3.0",
+        "# TYPE vllm:generation_tokens_total counter",
+        "pagoda_pages 8.0",
+    ):
+        assert line in lines, line
+
+
+def test_errors_of_predictions() -> None:
+    observer = PrometheusObserver()
+    plan = StepPlan(1, (Chunk(0, 0, (1,), ((0,),), True),))
+    observer.stepped(plan, StepResult(1, (), 0.03), EngineState(step_error=-0.25))
+    observer.emitted(last_event(FinishReason.STOP, 3, Timings(0.1, 0.4, 0.7, predicted=0.5)), 0.04)
+    seen = values(observer)
+    assert seen["pagoda_step_prediction_error_sum"] == 0.25
+    assert seen["pagoda_ttft_prediction_error_sum"] == pytest.approx(0.25)
 
 
 def test_every_row_is_built() -> None:

@@ -10,25 +10,30 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from collections.abc import Sequence as Tokens
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from typing import Any
 
 from pagoda.cache import KVCache
 from pagoda.config import SchedulerConfig
+from pagoda.engine.cost import StepCost, work_of
 from pagoda.engine.doors import Runner, Tokenizer
 from pagoda.engine.finish import Finish, News, last_event
+from pagoda.engine.forecast import Forecast, Outlook
 from pagoda.engine.groups import Groups
 from pagoda.engine.open_requests import OpenRequests
+from pagoda.engine.pace import Pace
 from pagoda.engine.pinning import Pinning
+from pagoda.engine.prompt_speed import PromptSpeed
 from pagoda.engine.request import RequestState, Sink, Wake
 from pagoda.engine.roster import Roster
 from pagoda.engine.scheduler import Scheduler
 from pagoda.engine.watchdog import Watchdog
-from pagoda.errors import EngineDied, Overloaded
+from pagoda.errors import EngineDied, Overloaded, TargetMissed
 from pagoda.obs.observer import NoObserver, Observer
 from pagoda.plan import Capacity, StepPlan
 from pagoda.types import CacheReport, FinishReason, GenerateRequest, PinInfo
@@ -57,6 +62,7 @@ class Engine:
         config: how steps are filled.
         observer: is told everything; `refused` on the thread that called `submit`.
         on_death: called once if the engine dies, after every request was ended; the process should exit non-zero.
+        clock: seconds; requests arrive on the same clock.
     """
 
     def __init__(
@@ -66,6 +72,7 @@ class Engine:
         config: SchedulerConfig = _DEFAULTS,
         observer: Observer = _NOBODY,
         on_death: Callable[[EngineDied], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.capacity: Capacity = runner.capacity
         self._runner = runner
@@ -73,18 +80,24 @@ class Engine:
         self._config = config
         self._observer = observer
         self._on_death = on_death
+        self._clock = clock
         size, longest = self.capacity.page_size, self.capacity.max_model_len
         self._cache = cache = KVCache(self.capacity.pages, size, config.prefix_cache, longest)
         self._pinning = Pinning(cache, self.capacity, self.submit)
-        self._roster = Roster(cache, config.max_num_seqs)
-        self._scheduler = Scheduler(config, self._roster, cache, observer)
+        self._roster = Roster(cache, min(config.max_num_seqs, config.rows))
+        self.cost = StepCost()
+        pace = Pace(config, self.cost)
+        self._scheduler = Scheduler(config, self._roster, cache, observer, pace)
+        self.forecast = Forecast(config, self.cost, pace, self._roster)
         self._groups = Groups(self._roster, Finish(tokenizer))
-        self._requests = OpenRequests(config.max_queued, observer)
+        self._requests = OpenRequests(config.max_queued, config.max_queued_tokens, observer)
         self._watchdog = Watchdog(self._requests, config.stall_s, self._die)
+        self._prompt_speed = PromptSpeed()
         self._ids = count()
         self._ordered = threading.Condition()
         self._orders: list[Callable[[], object]] = []
-        self._flights: deque[tuple[StepPlan, Any]] = deque()
+        self._flights: deque[tuple[StepPlan, Any, float]] = deque()
+        self._finished_at = self._busy_until = 0.0
         self._thread = threading.Thread(target=self._run, name="pagoda-engine", daemon=True)
 
     # From any thread.
@@ -101,16 +114,25 @@ class Engine:
         events of a step have been sent, however many of its requests share it.
 
         Raises:
-            Overloaded: `max_queued` requests are open.
+            Overloaded: `max_queued` requests are open, or `max_queued_tokens` tokens of their prompts.
+            TargetMissed: its TTFT target cannot be kept, as far as can be told, and it does not want to be late.
             EngineDied: the engine has stopped.
             InvalidRequest: a request of the same id is open.
         """
         stop_ids = frozenset[int]() if request.params.ignore_eos else self._tokenizer.stop_ids
         try:
             with self._ordered:
+                found = self._cache.found(request.tenant, request.prompt)
+                outlook = self.forecast.assess(request, found, self._clock())
+                self._refuse_late(request, outlook)
                 state = RequestState(request, sink, self._ids, wake, stop_ids, self.capacity.max_model_len)
+                state.outlook = outlook
                 self._requests.add(state)
-                self._order(partial(self._accept, state))
+                self.forecast.coming(request.id, len(request.prompt) - found)
+                self._order(partial(self._accept, state, outlook.rank))
+        except TargetMissed:
+            self._observer.refused("ttft_target")
+            raise
         except Overloaded:
             self._observer.refused("overloaded")
             raise
@@ -123,8 +145,10 @@ class Engine:
         with self._ordered:
             self._order(partial(self._cancel, request_id))
 
-    def pin(self, prompt: Sequence[int], owner: str = "") -> Future[PinInfo]:
-        """Compute a prefix and keep it, for every tenant, until it is unpinned.
+    def pin(self, prompt: Tokens[int], owner: str = "", shared: bool = True, name: str = "") -> Future[PinInfo]:
+        """Compute a prefix and keep it until it is unpinned: for every tenant, or if not `shared`, for its owner.
+
+        Pinning what the owner has pinned already gives that pin again.
 
         Returns:
             What was pinned, once it is. It fails with `MemoryLimit` if others were pinned meanwhile, and with
@@ -135,7 +159,7 @@ class Engine:
             MemoryLimit: it would leave too few pages for the longest sequence.
             Overloaded, EngineDied: as `submit`.
         """
-        return self._pinning.pin(prompt, owner)
+        return self._pinning.pin(prompt, owner, shared, name)
 
     def list_pins(self) -> tuple[PinInfo, ...]:
         """All pins, oldest first."""
@@ -151,6 +175,15 @@ class Engine:
             self._order(partial(self._cache.unpin, pin))
         return True
 
+    def clear_cache(self) -> None:
+        """Forget every prefix that is neither pinned nor in use, before the next step is planned."""
+        with self._ordered:
+            self._order(self._cache.clear)
+
+    def prompt_token_s(self) -> float | None:
+        """Seconds that computing a prompt's token takes, by the steps of late; None before the first such step."""
+        return self._prompt_speed.token_s
+
     def cache_report(self) -> CacheReport:
         """What every KV page is used for, about now."""
         return self._cache.report()
@@ -162,11 +195,14 @@ class Engine:
         return Health(not reason, reason, len(self._roster.running), len(self._roster.waiting))
 
     def close(self, drain_s: float = 0.0) -> None:
-        """Take no more requests, give the open ones so many seconds, end the rest with an error, and stop."""
+        """Take no more requests, give the open ones so many seconds, end the rest, and stop.
+
+        If they were given time, answers that have begun end with SHUTDOWN, else with an error as all others do.
+        """
         error = EngineDied("the engine was closed")
         self._requests.refuse(error)
         self._requests.wait_for_none(drain_s)
-        self._requests.fail(error)
+        self._requests.fail(error, cut=drain_s > 0)
         self._watchdog.stop()
         with self._ordered:
             self._ordered.notify()
@@ -190,10 +226,28 @@ class Engine:
         with self._ordered:
             while not (self._orders or self._roster.live or self._flights or self._requests.over):
                 self._ordered.wait()
+        self._carry_out()
+        return not self._requests.over
+
+    def _carry_out(self) -> None:
+        with self._ordered:
             orders, self._orders = self._orders, []
         for order in orders:
             order()
-        return not self._requests.over
+
+    def turn(self) -> bool:
+        """One round of the loop, by hand instead of `start`: for simulation. False if there is nothing to do."""
+        self._carry_out()
+        if not self._roster.live and not self._flights:
+            return False
+        self._step()
+        return True
+
+    def check(self) -> None:
+        """Assert what must hold between two rounds of the loop."""
+        self._roster.check()
+        self.cost.check()
+        self.forecast.check()
 
     def _step(self) -> None:
         """Hand over the next plan; finish the oldest if enough are in flight, or if nothing can be planned before."""
@@ -202,37 +256,70 @@ class Engine:
             self._observer.preempted(victim.state.request.id)
             plan = self._scheduler.schedule()
         if plan is not None:
+            now = self._clock()
             for start in plan.starts:
-                self._roster.live[start.sequence].planned_at = time.monotonic()
-            self._flights.append((plan, self._runner.submit(plan)))
+                self._roster.live[start.sequence].planned_at = now
+            self._flights.append((plan, self._runner.submit(plan), now))
             self._scheduler.commit(plan)
+            self._busy_until = max(self._busy_until, now) + self.cost.predict(work_of(plan))
+            self.forecast.planned(self._scheduler.load, self._busy_until)
         elif not self._flights:
             assert not self._roster.live, "there is work, and neither is anything in flight nor can anything be planned"
             return
         if plan is None or len(self._flights) >= self._config.steps_in_flight:
             self._apply(*self._flights.popleft())
 
-    def _apply(self, plan: StepPlan, handle: Any) -> None:
+    def _apply(self, plan: StepPlan, handle: Any, submitted: float) -> None:
         """Wait for a plan, and send out what it produced."""
         result = self._runner.finish(handle)
         self._watchdog.beat()
-        now, news = time.monotonic(), list[News]()
+        self._prompt_speed.add(plan.rows, result.seconds)
+        now, news = self._clock(), list[News]()
+        error = self.cost.observe(work_of(plan), now - max(submitted, self._finished_at))
+        self._finished_at = now
+        self._busy_until = now + sum(self.cost.predict(work_of(plan)) for plan, _, _ in self._flights)
         for sampled in result.sampled:
             sequence = self._roster.live.get(sampled.sequence)
             if sequence is not None:  # else it ended while this was in flight: stopped or cancelled
                 news.extend(self._groups.apply(sequence, sampled, now))
+        for item in news:
+            self._learn(item)
         self._send(news)
-        self._observer.stepped(plan, result, self._roster.state())
+        self._observer.stepped(plan, result, replace(self._roster.state(), step_error=error))
+
+    def _learn(self, news: News) -> None:
+        """Compare what was predicted of a request with its first token, and remember how long outputs are."""
+        state, event = news.state, news.event
+        outlook, first = state.outlook, state.sequences[0].first_token_at
+        if news.gap is None and event.index == 0 and outlook is not None and first is not None:
+            self.forecast.told(outlook, first - state.request.arrival)
+        if event.finish is not None:
+            self.forecast.ended(event.completion_tokens)
 
     # Orders, and the end.
+
+    def _refuse_late(self, request: GenerateRequest, outlook: Outlook) -> None:
+        """Raise TargetMissed if a request's target cannot be kept and it would rather hear so."""
+        if outlook.target is None or outlook.late <= outlook.target or request.slo.serve_late:
+            return
+        if self.forecast.learned:
+            self.forecast.refused()
+            requests, tokens = len(self._requests), self._requests.tokens
+            raise TargetMissed(
+                f"the first token would come after about {1000 * outlook.predicted:.0f} ms, perhaps "
+                f"{1000 * outlook.late:.0f}, and the target is {1000 * outlook.target:.0f}: {requests} requests with "
+                f"{tokens} prompt tokens are under way; try again later, or send slo.on_miss serve to be served late",
+                1000 * outlook.predicted, 1000 * outlook.target, requests, tokens,
+            )  # fmt: skip
 
     def _order(self, order: Callable[[], object]) -> None:
         self._orders.append(order)
         self._ordered.notify()
 
-    def _accept(self, state: RequestState) -> None:
+    def _accept(self, state: RequestState, rank: float) -> None:
         self._observer.arrived(state.request)
-        self._roster.add(state)
+        self._roster.add(state, rank)
+        self.forecast.came(state.request.id)
 
     def _cancel(self, request_id: str) -> None:
         state = self._requests.get(request_id)
@@ -241,7 +328,7 @@ class Engine:
         for sequence in state.sequences:
             if sequence.id in self._roster.live:
                 self._roster.end(sequence)
-        now, left = time.monotonic(), sorted(state.unfinished)
+        now, left = self._clock(), sorted(state.unfinished)
         ends = [last_event(state.sequences[index], FinishReason.CANCELLED, now) for index in left]
         self._send([News(state, event, None) for event in ends])
 

@@ -1,7 +1,8 @@
 """`Finish`: the one place where a token joins its sequence, becomes text, and may end it.
 
-Ends, in this order: a stop token, a stop string, the sequence's limit (max_tokens or the end of the context). A stop
-token counts as a token and gives no text; a stop string is cut off, and so is what follows it.
+Ends, in this order: a stop token, a stop string, the sequence's limit (max_tokens or the end of the context), a loop,
+if those are to be noticed. A stop token counts as a token and gives no text; a stop string is cut off, and so is what
+follows it.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import NamedTuple
 
 from pagoda.engine.doors import Tokenizer
 from pagoda.engine.output import OutputText
+from pagoda.engine.repetition import Loop
 from pagoda.engine.request import RequestState, Sequence
 from pagoda.errors import PagodaError
 from pagoda.plan import Sampled
@@ -41,6 +43,7 @@ class Finish:
             sequence.first_token_at = now
             params = sequence.state.request.params
             sequence.text = OutputText(self._tokenizer, params.stop)
+            sequence.loop = Loop(params.repetition_stop) if params.repetition_stop else None
         text, reason = self._read(sequence, sequence.text, sampled.token)
         logprobs = () if sampled.logprob is None else (sampled.logprob,)
         if reason is not None:
@@ -77,10 +80,12 @@ class Finish:
         certain, stopped = text.push(token)
         if stopped:
             return certain, FinishReason.STOP
-        if sequence.values < sequence.limit:
+        looped = sequence.loop is not None and sequence.loop.closes(sequence.output)
+        if sequence.values < sequence.limit and not looped:
             return certain, None
         rest, stopped = text.flush()
-        return certain + rest, FinishReason.STOP if stopped else FinishReason.LENGTH
+        reason = FinishReason.LENGTH if sequence.values >= sequence.limit else FinishReason.REPETITION
+        return certain + rest, FinishReason.STOP if stopped else reason
 
 
 def last_event(
@@ -94,10 +99,12 @@ def last_event(
 ) -> TokenEvent:
     """The event that ends a sequence; it has timings if there was a token."""
     request, cache = sequence.state.request, sequence.state.cache
-    timings = None
+    timings, outlook = None, sequence.state.outlook
     if sequence.planned_at is not None and sequence.first_token_at is not None:
         queued, first = sequence.planned_at - request.arrival, sequence.first_token_at - request.arrival
-        timings = Timings(queued, first, now - request.arrival, sequence.preemptions)
+        timings = Timings(
+            queued, first, now - request.arrival, sequence.preemptions, None if outlook is None else outlook.predicted
+        )
     return TokenEvent(
         request_id=request.id,
         index=sequence.choice,

@@ -10,11 +10,15 @@ from pagoda.plan import Chunk, PageCopy, SequenceStart, StepPlan
 class Outline:
     """The chunks placed so far, and what is left of the step."""
 
-    __slots__ = ("chunks", "copies", "placed", "rows", "short", "starts")
+    __slots__ = ("chunks", "copies", "kept", "placed", "prompt_rows", "rows", "short", "starts")
 
     def __init__(self, rows: int) -> None:
         self.rows = rows
         """Rows left."""
+        self.kept = 0
+        """Of them, those kept for sequences with one token due."""
+        self.prompt_rows = 0
+        """Rows taken by prompts."""
         self.short = False
         """Whether pages ran out."""
         self.chunks: list[Chunk] = []

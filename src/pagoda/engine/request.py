@@ -15,7 +15,9 @@ from pagoda.plan import LAST, SequenceStart
 from pagoda.types import CacheExplanation, GenerateRequest, TokenEvent
 
 if TYPE_CHECKING:
+    from pagoda.engine.forecast import Outlook
     from pagoda.engine.output import OutputText
+    from pagoda.engine.repetition import Loop
 
 Sink = Callable[[TokenEvent], None]
 """Takes events on the engine's thread: quick, and never waits."""
@@ -28,7 +30,7 @@ class Sequence:
     """One line of tokens: a request's prompt and one choice's output."""
 
     id: int
-    """Unique for the engine's lifetime, and ascending in order of arrival: the lower, the older, the more urgent."""
+    """Unique for the engine's lifetime, and ascending in order of arrival: the lower, the older."""
     state: RequestState
     prompt: tuple[int, ...]
     choice: int
@@ -46,8 +48,12 @@ class Sequence:
     started: bool = False
     """Whether the runner has met it."""
     preemptions: int = 0
+    rank: float = 0.0
+    """Its place among its tenant's (`urgency`): the lower, the more urgent."""
     text: OutputText | None = None
     """From its first token on."""
+    loop: Loop | None = None
+    """From its first token on, if loops are to be noticed."""
     planned_at: float | None = None
     first_token_at: float | None = None
     last_token_at: float | None = None
@@ -120,7 +126,8 @@ class RequestState:
     """A request under way: its sequences, and where their events go."""
 
     __slots__ = (
-        "ballot", "beams", "cache", "candidates", "request", "sequences", "sink", "stop_ids", "unfinished", "wake"
+        "ballot", "beams", "cache", "candidates", "outlook", "request", "sequences", "sink", "stop_ids", "unfinished",
+        "wake",
     )  # fmt: skip
 
     def __init__(
@@ -161,3 +168,5 @@ class RequestState:
         """What the cache had of the prompt when the first of its sequences was admitted."""
         self.unfinished = set(range(params.n))
         """Choices whose last event has not been sent."""
+        self.outlook: Outlook | None = None
+        """What was predicted when it was taken on."""

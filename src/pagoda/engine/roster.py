@@ -13,25 +13,30 @@ from pagoda.cache import KVCache, Match
 from pagoda.engine.beams import Move
 from pagoda.engine.queue import WaitingQueue
 from pagoda.engine.request import RequestState, Sequence
+from pagoda.engine.shares import Shares
+from pagoda.engine.urgency import FIRST
 from pagoda.obs.observer import EngineState
 from pagoda.types import CacheCause, CacheExplanation
 
 
 class Roster:
-    """Sequences that run (hold pages) and that wait (hold none), each oldest first."""
+    """Sequences that run (hold pages), oldest first, and that wait (hold none), most urgent first."""
 
     def __init__(self, cache: KVCache, slots: int) -> None:
         self.live: dict[int, Sequence] = {}
         self.running: list[Sequence] = []
-        self.waiting = WaitingQueue()
+        self.shares = Shares()
+        self.waiting = WaitingQueue(self.shares)
         self._cache = cache
         self._slots = slots
         self._ended: list[int] = []
 
-    def add(self, state: RequestState) -> None:
+    def add(self, state: RequestState, rank: float = 0.0) -> None:
         """Queue a request's sequences; of beams the first, in which the search begins."""
         for sequence in state.sequences:
+            sequence.rank = rank
             self.live[sequence.id] = sequence
+            self.shares.opened(sequence.key)
             if state.beams is None or sequence is state.sequences[0]:
                 self.waiting.push(sequence)
 
@@ -78,15 +83,14 @@ class Roster:
         """Whatever of it is known and computed by the plans handed over may be found from here on."""
         self._commit(sequence, sequence.verified)
 
-    def preempt(self) -> Sequence:
-        """Take the youngest's pages. It starts again with what the cache still has of it by then, unless all its tokens
+    def preempt(self, victim: Sequence) -> None:
+        """Take a sequence's pages. It starts again with what the cache still has of it by then, unless all its tokens
         are on their way already.
         """
-        victim = self.running[-1]
         self._throw_out(victim)
+        victim.rank = FIRST
         if victim.wants:
-            self.waiting.put_back(victim)
-        return victim
+            self.waiting.push(victim)
 
     def make_way(self) -> Sequence | None:
         """Nothing is in flight, and nothing can be computed: those that run are short of pages, or are beams that wait
@@ -113,11 +117,13 @@ class Roster:
             child.output[:] = move.tokens
             child.pending = 0
             if not child.holds_pages:
-                self.waiting.put_back(child)
+                child.rank = FIRST
+                self.waiting.push(child)
 
     def end(self, sequence: Sequence) -> None:
         """Forget a sequence: its pages are free at once, as what is in flight runs before what comes later."""
         del self.live[sequence.id]
+        self.shares.closed(sequence.key)
         self._vacate(sequence)
         if sequence.started:
             self._ended.append(sequence.id)
@@ -130,12 +136,13 @@ class Roster:
 
     def state(self) -> EngineState:
         """Gauges."""
-        cache = self._cache
-        return EngineState(len(self.running), len(self.waiting), cache.used, cache.total, cache.idle)
+        cache, running, waiting = self._cache, len(self.running), len(self.waiting)
+        return EngineState(running, waiting, cache.used, cache.total, cache.idle, cache.fixed)
 
     def check(self) -> None:
         """Assert that each sequence is in its place, in order, and that lengths and pages agree."""
         self.waiting.check()
+        self.shares.check()
         self._cache.check()
         ids = [sequence.id for sequence in self.running]
         assert ids == sorted(ids), "running sequences are out of order"
@@ -205,4 +212,4 @@ def _explanation(match: Match) -> CacheExplanation:
     cause = match.cause
     if cause is CacheCause.OTHER_KEY:
         cause = CacheCause.DIFFERENT if match.differs else CacheCause.NEVER_SEEN
-    return CacheExplanation(match.length, cause)
+    return CacheExplanation(match.length, cause, match.instead)

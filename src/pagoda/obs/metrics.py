@@ -13,6 +13,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import choose_encoder
 
+from pagoda.obs import vllm_names
 from pagoda.obs.observer import EngineState
 from pagoda.plan import Capacity, StepPlan, StepResult
 from pagoda.types import CacheCause, GenerateRequest, TokenEvent
@@ -21,6 +22,7 @@ LONG = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160
 """Seconds: waiting times, from an idle engine's to a crowded one's."""
 SHORT = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.12, 0.2, 0.5, 1, 2.5)
 """Seconds: gaps between tokens, and steps."""
+ERRORS = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2, 5)
 COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 
 
@@ -33,6 +35,23 @@ class Metric:
     help: str
     labels: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Lookups:
+    """What the prefix cache was asked for, and what came of it."""
+
+    found_tokens: int
+    requests: dict[CacheCause, int]
+    """By why no more was found."""
+    missed_tokens: dict[CacheCause, int]
+    """By why they were not found; no prompt's last token is among them."""
+
+    @property
+    def hit_rate(self) -> float | None:
+        """Tokens found of those that could have been; None before the first."""
+        asked = self.found_tokens + sum(self.missed_tokens.values())
+        return self.found_tokens / asked if asked else None
 
 
 METRICS = (
@@ -52,15 +71,36 @@ METRICS = (
     Metric(
         "pagoda_prefix_matches_total", Counter, "Requests looked up in the cache, by why no more was found.", ("cause",)
     ),
+    Metric(
+        "pagoda_prefix_missed_tokens_total",
+        Counter,
+        "Prompt tokens that had to be computed (but the last, which always is), by why they were not found.",
+        ("cause",),
+    ),
     Metric("pagoda_generation_tokens_total", Counter, "Tokens generated."),
     Metric("pagoda_preemptions_total", Counter, "Sequences that lost their pages and were recomputed."),
     Metric("pagoda_running_sequences", Gauge, "Sequences that hold pages."),
     Metric("pagoda_waiting_sequences", Gauge, "Sequences that hold none."),
     Metric("pagoda_pages_used", Gauge, "KV pages in use, over all groups."),
     Metric("pagoda_pages_cached", Gauge, "KV pages that hold prefixes and nothing else, over all groups."),
+    Metric("pagoda_pages_pinned", Gauge, "KV pages that pins hold, over all groups; they are among those in use."),
     Metric("pagoda_pages", Gauge, "KV pages there are, over all groups."),
     Metric("pagoda_step_seconds", Histogram, "What the machine room worked on a step.", (), SHORT),
     Metric("pagoda_step_rows", Histogram, "Tokens computed in a step.", (), COUNTS),
+    Metric(
+        "pagoda_step_prediction_error",
+        Histogram,
+        "Relative error, without its sign, of the seconds predicted for a step: 0.1 is a tenth too few or too many.",
+        (),
+        ERRORS,
+    ),
+    Metric(
+        "pagoda_ttft_prediction_error",
+        Histogram,
+        "Relative error, without its sign, of the TTFT predicted when a request was taken on.",
+        (),
+        ERRORS,
+    ),
     Metric("pagoda_info", Gauge, "1; the labels say what is served.", ("model", "fingerprint", "page_size")),
 )
 """All metrics there are. A counter's `_total` is part of its name; a histogram adds `_bucket`, `_sum` and `_count`."""
@@ -74,9 +114,14 @@ def _build(metric: Metric, registry: CollectorRegistry) -> Any:
 
 
 class PrometheusObserver:
-    """Counts what the engine tells, in a registry of its own. Safe to call from any thread."""
+    """Counts what the engine tells, in a registry of its own. Safe to call from any thread.
 
-    def __init__(self) -> None:
+    Args:
+        compat: `vllm` adds vLLM's names for what it has too.
+    """
+
+    def __init__(self, compat: str | None = None) -> None:
+        self._compat = compat
         self.registry = CollectorRegistry()
         built = {metric.name: _build(metric, self.registry) for metric in METRICS}
         self._metrics: dict[str, Any] = built
@@ -84,14 +129,19 @@ class PrometheusObserver:
         self._generated: Callable[[float], None] = built["pagoda_generation_tokens_total"].inc
         self._step_seconds: Callable[[float], None] = built["pagoda_step_seconds"].observe
         self._step_rows: Callable[[float], None] = built["pagoda_step_rows"].observe
+        self._step_error: Callable[[float], None] = built["pagoda_step_prediction_error"].observe
+        self._model = ""
 
     def serving(self, model: str, capacity: Capacity) -> None:
         """What is served: known once the model is loaded."""
+        self._model = model
         self._metrics["pagoda_info"].labels(model, capacity.fingerprint, str(capacity.page_size)).set(1)
         self._metrics["pagoda_pages"].set(sum(capacity.pages))
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
         """The text for a scraper and its content type, by the scraper's `Accept` header."""
+        if self._compat == "vllm":
+            return vllm_names.render(self.registry, self._model), vllm_names.CONTENT_TYPE
         encoder, content_type = choose_encoder(accept)
         return encoder(self.registry), content_type
 
@@ -118,9 +168,11 @@ class PrometheusObserver:
         """A step was finished and applied."""
         self._step_seconds(result.seconds)
         self._step_rows(plan.rows)
+        self._step_error(abs(state.step_error))
         self.queues(state.running, state.waiting)
         self._metrics["pagoda_pages_used"].set(state.pages_used)
         self._metrics["pagoda_pages_cached"].set(state.pages_cached)
+        self._metrics["pagoda_pages_pinned"].set(state.pages_pinned)
         self._metrics["pagoda_pages"].set(state.pages_total)
 
     def emitted(self, event: TokenEvent, gap: float | None) -> None:
@@ -134,8 +186,6 @@ class PrometheusObserver:
 
     def _finished(self, event: TokenEvent) -> None:
         self._metrics["pagoda_sequences_finished_total"].labels(str(event.finish)).inc()
-        if event.index == 0:  # the choices share one prompt
-            self._metrics["pagoda_cached_prompt_tokens_total"].inc(event.cached_tokens)
         self._metrics["pagoda_sequence_completion_tokens"].observe(event.completion_tokens)
         timings, tokens = event.timings, event.completion_tokens
         if timings is None or tokens == 0:
@@ -143,6 +193,9 @@ class PrometheusObserver:
         self._metrics["pagoda_queue_seconds"].observe(timings.queued)
         self._metrics["pagoda_ttft_seconds"].observe(timings.first_token)
         self._metrics["pagoda_e2e_seconds"].observe(timings.total)
+        if timings.predicted is not None and timings.first_token > 0 and event.index == 0:
+            wrong = abs(timings.predicted - timings.first_token) / timings.first_token
+            self._metrics["pagoda_ttft_prediction_error"].observe(wrong)
         if tokens > 1:
             self._metrics["pagoda_tpot_seconds"].observe((timings.total - timings.first_token) / (tokens - 1))
 
@@ -150,6 +203,18 @@ class PrometheusObserver:
         """A sequence lost its pages and will be recomputed."""
         self._metrics["pagoda_preemptions_total"].inc()
 
-    def matched(self, request: GenerateRequest, found: int, cause: CacheCause) -> None:  # noqa: ARG002
-        """A request was looked up in the cache."""
+    def matched(self, request: GenerateRequest, found: int, cause: CacheCause) -> None:
+        """A request was looked up in the cache: once, however many choices share its prompt."""
         self._metrics["pagoda_prefix_matches_total"].labels(str(cause)).inc()
+        self._metrics["pagoda_cached_prompt_tokens_total"].inc(found)
+        self._metrics["pagoda_prefix_missed_tokens_total"].labels(str(cause)).inc(len(request.prompt) - 1 - found)
+
+    def lookups(self) -> Lookups:
+        """What the prefix cache has been asked for so far."""
+        counts = {cause: self._count("pagoda_prefix_matches_total", cause) for cause in CacheCause}
+        missed = {cause: self._count("pagoda_prefix_missed_tokens_total", cause) for cause in CacheCause}
+        return Lookups(self._count("pagoda_cached_prompt_tokens_total"), counts, missed)
+
+    def _count(self, name: str, cause: CacheCause | None = None) -> int:
+        labels = {} if cause is None else {"cause": str(cause)}
+        return int(self.registry.get_sample_value(name, labels) or 0)

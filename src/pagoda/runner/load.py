@@ -52,5 +52,6 @@ def load_runner(source: Digested, config: EngineConfig, sizing: Sizing) -> Runne
         max_model_len=sizing.longest,
         vocabulary=model.vocabulary,
         fingerprint=fingerprint(source.digest(), config, backend),
+        page_bytes=sizing.page_bytes,
     )
     return Runner(backend, model, store, capacity)

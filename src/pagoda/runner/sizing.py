@@ -171,8 +171,8 @@ def _product(dims: Iterable[int]) -> int:
 
 
 def _step(counts: Footprint, config: EngineConfig) -> int:
-    return counts.row * config.scheduler.chunk + counts.sampled_row * min(
-        config.scheduler.max_num_seqs, config.scheduler.chunk
+    return counts.row * config.scheduler.rows + counts.sampled_row * min(
+        config.scheduler.max_num_seqs, config.scheduler.rows
     )
 
 
