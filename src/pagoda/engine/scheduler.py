@@ -14,6 +14,7 @@ from enum import Enum
 
 from pagoda.cache import Extension, KVCache, Match
 from pagoda.config import SchedulerConfig
+from pagoda.engine import pressure
 from pagoda.engine.outline import Outline
 from pagoda.engine.pace import Load, Pace
 from pagoda.engine.request import Sequence
@@ -40,9 +41,10 @@ class _Gate(Enum):
 class Scheduler:
     """Makes plans of a roster's sequences.
 
-    Only a younger sequence loses its pages to an older one. If one was short of pages although younger ones have some,
-    the next step serves all in order of age, and so the oldest can have them all: it always gets on. What could never
-    fit was refused before (`admission`): so every sequence becomes the oldest, or ends earlier.
+    Only a younger sequence (`pressure` says which) loses its pages to an older one. If one was short of pages although
+    younger ones have some, the next step serves all in order of age, and so the oldest can have them all: it always
+    gets on. What could never fit was refused before (`admission`): so every sequence becomes the oldest, or ends
+    earlier.
     """
 
     def __init__(self, config: SchedulerConfig, roster: Roster, cache: KVCache, observer: Observer, pace: Pace) -> None:
@@ -184,7 +186,7 @@ class Scheduler:
         """Slots for positions below `upto`, taken from younger sequences if need be; None if none has any to give."""
         while not (extension := self._cache.extend(sequence.id, sequence.computed, upto)).fits:
             self._outline.short = True
-            victim = self._victim(sequence)
+            victim = self._victim(sequence, extension.lack)
             if victim is None:
                 return None  # it keeps its pages and waits: an older one takes them if it must
             self._roster.preempt(victim)
@@ -193,14 +195,11 @@ class Scheduler:
             self._observer.preempted(name)
         return extension
 
-    def _victim(self, sequence: Sequence) -> Sequence | None:
-        """The youngest, if it is younger than `sequence`; nobody loses pages that this step writes to."""
-        for other in reversed(self._roster.running):
-            if other.id <= sequence.id:
-                return None
-            if other.id not in self._outline.placed:
-                return other
-        return None
+    def _victim(self, sequence: Sequence, lack: int) -> Sequence | None:
+        """Somebody younger than `sequence`; nobody loses pages that this step writes to."""
+        placed = self._outline.placed
+        younger = (other for other in self._roster.running if other.id > sequence.id and other.id not in placed)
+        return pressure.victim(younger, lack, self._cache.alone, self._cache.page_size)
 
     # Admission.
 
