@@ -23,7 +23,7 @@ from pagoda.models import build, read_config
 from pagoda.obs.observer import EngineState, NoObserver
 from pagoda.plan import Capacity, Chunk, SequenceStart, StepPlan, StepResult
 from pagoda.runner.runner import Runner
-from pagoda.types import FinishReason, GenerateRequest, SamplingParams, TokenEvent, TokenLogprob
+from pagoda.types import FinishReason, GenerateRequest, SamplingParams, Slo, TokenEvent, TokenLogprob
 
 Line = tuple[tuple[int, ...], tuple[TokenLogprob, ...]]
 """A sequence's output: tokens, and log-probabilities if they were asked for. Equal if every bit is."""
@@ -38,9 +38,15 @@ class Ask:
     params: SamplingParams
     tokens: int
 
-    def request(self, name: str) -> GenerateRequest:
+    def request(self, name: str, policy: str = "no targets") -> GenerateRequest:
         params = replace(self.params, max_tokens=self.tokens, ignore_eos=True, seed=self.params.seed or 0)
-        return GenerateRequest(name, self.prompt, params, 0.0)
+        number = len(name) + len(self.prompt)
+        if policy == "tenants":
+            return GenerateRequest(name, self.prompt, params, 0.0, f"tenant {number % 3}")
+        if policy == "no targets":
+            return GenerateRequest(name, self.prompt, params, 0.0)
+        slo = Slo(float(1 + number % 7), float(1 + number % 30), serve_late=True)
+        return GenerateRequest(name, self.prompt, params, 0.0, "", slo, number % 5 - 2)
 
     def pages(self, page_size: int) -> int:
         """Pages that one choice needs at its end."""
@@ -135,11 +141,17 @@ class Seen(NoObserver):
 
 
 def through_engine(
-    runner: Runner, asks: Sequence[Ask], config: SchedulerConfig, seen: Seen, arrival: str = "together", rounds: int = 1
+    runner: Runner,
+    asks: Sequence[Ask],
+    config: SchedulerConfig,
+    seen: Seen,
+    arrival: str = "together",
+    rounds: int = 1,
+    policy: str = "no targets",
 ) -> list[dict[tuple[int, int], Line]]:
     """The outputs by (request, choice), of each round of the same requests through one engine."""
     engine = Engine(runner, NoText(), config, seen)
-    lines = [_round(engine, asks, seen, arrival, first=i == 0) for i in range(rounds)]
+    lines = [_round(engine, asks, seen, arrival, policy, first=i == 0) for i in range(rounds)]
     engine.close()
     engine._roster.check()
     assert engine._roster.state().pages_used == 0
@@ -147,11 +159,11 @@ def through_engine(
 
 
 def _round(
-    engine: Engine, asks: Sequence[Ask], seen: Seen, arrival: str, *, first: bool
+    engine: Engine, asks: Sequence[Ask], seen: Seen, arrival: str, policy: str, *, first: bool
 ) -> dict[tuple[int, int], Line]:
     """`arrival`: all at once, or each when the one before has its first token."""
     events: queue.SimpleQueue[TokenEvent] = queue.SimpleQueue()
-    coming = iter([ask.request(str(i)) for i, ask in enumerate(asks)])
+    coming = iter([ask.request(str(i), policy) for i, ask in enumerate(asks)])
     for request in coming:
         engine.submit(request, events.put)
         if arrival == "one by one":

@@ -84,7 +84,7 @@ def test_matrix(case: dict[str, Any], models: dict[str, Path], baseline: Baselin
         activations=world.activations, isa=case["isa"], threads=case["threads"], fuse=case["fuse"],
     ) as runner:  # fmt: skip
         rounds = 2 if case["prefixes"] == "kept and met again" else 1
-        got = through_engine(runner, asks, scheduler(case), seen, case["arrival"], rounds)
+        got = through_engine(runner, asks, scheduler(case), seen, case["arrival"], rounds, case["policy"])
     seen.cases += 1
     for i, (length, params, tokens) in enumerate(wanted):
         for choice in range(PARAMS[params].n):
