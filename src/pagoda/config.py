@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 
@@ -99,6 +100,12 @@ class SchedulerConfig:
     """
     stall_s: float = 30.0
     """Seconds without progress after which the engine is declared dead."""
+    speculate: str = "auto"
+    """Whose guesses of next tokens steps verify, where that pays.
+
+    auto, ngram: what followed the same words before; self:K: that, and the model's first K layers; draft:MODEL: that,
+    and a smaller model of the same vocabulary; off: nobody's.
+    """
     prefix_cache: bool = True
     """Keep the KV of what was computed, and find it again as the beginning of later prompts."""
     warm: str | None = None
@@ -114,6 +121,10 @@ class SchedulerConfig:
             "tpot_target_ms",
         ):  # fmt: skip
             _positive(name, getattr(self, name))
+        if not re.fullmatch(r"auto|ngram|off|self:[1-9]\d{0,3}|draft:.+", self.speculate):
+            raise InvalidConfig(
+                f"speculate must be auto, ngram, self:K (K layers), draft:MODEL or off, got {self.speculate!r}"
+            )
         if self.warm is not None and not self.prefix_cache:
             raise InvalidConfig(
                 f"warm names {self.warm}, and without prefix_cache nothing can be kept: drop one of them"

@@ -50,4 +50,5 @@ AXES: dict[str, Sequence[Any]] = {
     "arrival": ("together", "one by one"),
     "policy": ("no targets", "targets and priorities", "tenants"),
     "prefixes": ("off", "kept", "kept and met again"),
+    "drafts": ("none", "known", "two of three right", "n-grams", "first layer", "a model of its own"),
 }

@@ -75,7 +75,9 @@ def test_sample(case: dict[str, Any], smollm2_path: Path, baseline: Callable[[As
         activations="int16", isa=case["isa"], threads=case["threads"], fuse=case["fuse"],
     ) as runner:  # fmt: skip
         rounds = 2 if case["prefixes"] == "kept and met again" else 1
-        got = through_engine(runner, asks, scheduler(case), seen := Seen(), case["arrival"], rounds, case["policy"])
+        got = through_engine(
+            runner, asks, scheduler(case), seen := Seen(), case["arrival"], rounds, policy=case["policy"]
+        )
     assert case["pages"] == "plenty" or seen.preemptions
     assert rounds == 1 or seen.cached
     want = {(i, choice): baseline(ask, choice) for i, ask in enumerate(asks) for choice in range(ask.params.n)}

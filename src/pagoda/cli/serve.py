@@ -25,6 +25,7 @@ from pagoda.cli._options import (
     ModelArgument,
     PageSize,
     PrefixCache,
+    Speculate,
     Threads,
 )
 from pagoda.cli._progress import DownloadBar
@@ -69,6 +70,9 @@ def serve(
     max_queued_tokens: Annotated[
         int, typer.Option(help="Most prompt tokens of requests under way.", rich_help_panel=_SLO)
     ] = SCHEDULER.max_queued_tokens,
+    tenant_pin_tokens: Annotated[
+        int, typer.Option(help="Most tokens that one tenant may pin for itself.", rich_help_panel=_PANEL)
+    ] = _SERVER.tenant_pin_tokens,
     threads: Threads = None,
     max_num_seqs: MaxNumSeqs = SCHEDULER.max_num_seqs,
     max_model_len: MaxModelLen = None,
@@ -86,6 +90,7 @@ def serve(
             rich_help_panel="Engine",
         ),
     ] = None,
+    speculate: Speculate = SCHEDULER.speculate,
 ) -> None:
     """Serve a model over HTTP, in OpenAI's format, until Ctrl-C.
 
@@ -114,6 +119,7 @@ def serve(
         insecure=insecure,
         drain_timeout=drain_timeout,
         metrics_compat=metrics_compat,
+        tenant_pin_tokens=tenant_pin_tokens,
     )
     keys = None if api_keys is None else KeyFile(api_keys)
     wanted = engine_config(
@@ -132,6 +138,7 @@ def serve(
         tpot_target_ms=tpot_target,
         max_queued=max_queued,
         max_queued_tokens=max_queued_tokens,
+        speculate=speculate,
     )
     openings = read_openings(warm) if warm is not None else []
     observer = PrometheusObserver(metrics_compat)

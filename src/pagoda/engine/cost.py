@@ -50,7 +50,7 @@ def work_of(plan: StepPlan) -> Work:
     for chunk in plan.chunks:
         count = len(chunk.tokens)
         rows += count
-        sampled += chunk.samples
+        sampled += chunk.samples + chunk.drafts
         attended += count * (2 * chunk.start + count + 1) // 2
     return Work(sampled, rows, attended)
 

@@ -86,6 +86,7 @@ class Roster:
         """Take a sequence's pages. It starts again with what the cache still has of it by then, unless all its tokens
         are on their way already.
         """
+        assert not victim.drafting, "a sequence loses its pages while drafts of it are verified"
         self.running.remove(victim)
         self._give_back(victim)
         victim.preemptions += 1
