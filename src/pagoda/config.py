@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 
 from pagoda.errors import InvalidConfig
 
@@ -10,6 +12,14 @@ KV_FORMATS = ("f32", "f16", "int8", "int4")
 MAX_CHUNK = 512
 """Most tokens of a step whose number is chosen anew each time: more make no step more efficient."""
 ACTIVATIONS = ("int16", "int8", "f32")
+
+
+def _loopback(host: str) -> bool:
+    """Whether an address is reached from this machine only."""
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _positive(name: str, value: int | float | None) -> None:
@@ -90,6 +100,12 @@ class SchedulerConfig:
     """
     stall_s: float = 30.0
     """Seconds without progress after which the engine is declared dead."""
+    speculate: str = "auto"
+    """Whose guesses of next tokens steps verify, where that pays.
+
+    auto, ngram: what followed the same words before; self:K: that, and the model's first K layers; draft:MODEL: that,
+    and a smaller model of the same vocabulary; off: nobody's.
+    """
     prefix_cache: bool = True
     """Keep the KV of what was computed, and find it again as the beginning of later prompts."""
     warm: str | None = None
@@ -105,6 +121,10 @@ class SchedulerConfig:
             "tpot_target_ms",
         ):  # fmt: skip
             _positive(name, getattr(self, name))
+        if not re.fullmatch(r"auto|ngram|off|self:[1-9]\d{0,3}|draft:.+", self.speculate):
+            raise InvalidConfig(
+                f"speculate must be auto, ngram, self:K (K layers), draft:MODEL or off, got {self.speculate!r}"
+            )
         if self.warm is not None and not self.prefix_cache:
             raise InvalidConfig(
                 f"warm names {self.warm}, and without prefix_cache nothing can be kept: drop one of them"
@@ -139,6 +159,14 @@ class ServerConfig:
     """Cap on the output of any one choice, whatever the request says."""
     max_body_bytes: int = 8 * 1024 * 1024
     """Longest request body read."""
+    api_keys: str | None = None
+    """The file of API keys (`pagoda keys new`); None needs no key."""
+    insecure: bool = False
+    """Serve without keys on an address that other machines reach."""
+    drain_timeout: float = 10.0
+    """Seconds that answers under way may go on after the first SIGINT or SIGTERM."""
+    metrics_compat: str | None = None
+    """`vllm` adds vLLM's names to `/metrics`; None has Pagoda's alone."""
     tenant_pin_tokens: int = 4096
     """Most tokens that one tenant may have pinned for itself; an administrator's pins are bounded by the pages only."""
 
@@ -148,4 +176,13 @@ class ServerConfig:
             raise InvalidConfig(f"port must be 0 to 65535, got {self.port}")
         _positive("max_output_tokens", self.max_output_tokens)
         _positive("max_body_bytes", self.max_body_bytes)
+        if self.drain_timeout < 0:
+            raise InvalidConfig(f"drain_timeout must be at least 0, got {self.drain_timeout:g}")
+        if self.metrics_compat not in (None, "vllm"):
+            raise InvalidConfig(f"metrics_compat must be vllm, got {self.metrics_compat!r}")
+        if self.api_keys is None and not self.insecure and not _loopback(self.host):
+            raise InvalidConfig(
+                f"anyone who reaches {self.host} could use this server: give it keys (`pagoda keys new NAME`, then "
+                "--api-keys FILE), or say --insecure"
+            )
         _positive("tenant_pin_tokens", self.tenant_pin_tokens)

@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, closing
+from contextlib import ExitStack, aclosing, closing
 from dataclasses import dataclass, fields
 from itertools import count
 from pathlib import Path
@@ -57,6 +57,7 @@ class EngineOptions(TypedDict, total=False):
     stall_s: float
     prefix_cache: bool
     warm: str | None
+    speculate: str
 
 
 def engine_config(model: str, **options: Unpack[EngineOptions]) -> EngineConfig:
@@ -109,12 +110,15 @@ def open_engine(config: EngineConfig, observer: Observer = _NOBODY, progress: Pr
         UnknownModel, ModelError, MemoryLimit: the model cannot be loaded here.
     """
     name = config.model.model
-    with open_model(name, progress=progress) as model_file:
-        sizing = size(model_file, config, free_memory())
+    with ExitStack() as files:
+        model_file = files.enter_context(open_model(name, progress=progress))
+        kind, _, drafter_name = config.scheduler.speculate.partition(":")
+        drafter = files.enter_context(open_model(drafter_name, progress=progress)) if kind == "draft" else None
+        sizing = size(model_file, config, free_memory(), drafter)
         # Both at once: packing needs the cores but not the GIL, the tokenizer the GIL.
         with ThreadPoolExecutor(1) as beside:
             tokenizing = beside.submit(Tokenizer.from_metadata, model_file.metadata)
-            runner = load_runner(model_file, config, sizing)
+            runner = load_runner(model_file, config, sizing, drafter)
             tokenizer = tokenizing.result()
     engine = Engine(runner, tokenizer, config.scheduler, observer)
     engine.start()

@@ -202,6 +202,8 @@ class GenerateRequest:
     """Its latency targets; the engine's own stand in for those that are None."""
     priority: int = 0
     """-10 to 10: the higher, the earlier among its tenant's requests, by a second each."""
+    speculate: bool = True
+    """Whether drafts may be verified for it. Changes no output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,5 +322,9 @@ class TokenEvent:
     """On the last event, if the request was admitted."""
     timings: Timings | None = None
     """On the last event."""
+    accepted_drafts: int = 0
+    """On the last event: drafts that were right, each a token without a step of its own."""
+    rejected_drafts: int = 0
+    """On the last event: drafts that were wrong."""
     error: PagodaError | None = field(default=None, compare=False)
     """On the last event, if `finish` is ERROR."""

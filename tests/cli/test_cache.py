@@ -70,7 +70,8 @@ def test_warm_inspect_clear(server: Running, key: None, invoke: Invoke, file: st
     assert any("never_seen" in line and "requests" in line for line in told)
     assert "pin-1    everyone's 'desk': 32 tokens, 2 pages, 0 hits" in told
     assert "pin-2    everyone's: 13 tokens, 1 pages, 1 hits" in told
-    (letters,) = told[told.index("map of KV group 0: . free, c cached, u used, s shared, p pinned") + 1 :]
+    runs = told[told.index("map of KV group 0, in runs: . free, c cached, u used, s shared, p pinned") + 1 :]
+    letters = "".join(int(run[:-1]) * run[-1] for line in runs for run in line.split())
     assert (len(letters), letters.count("p"), letters.count("c")) == (64, 3, 2)
     found = json.loads(invoke("cache", "inspect", server.url, "--json").stdout)
     assert found["maps"] == [letters]

@@ -10,7 +10,7 @@ import json
 import ssl
 import time
 from collections.abc import AsyncIterator
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -64,13 +64,12 @@ class Client:
         """
         try:
             async with asyncio.timeout(30):
-                reader, writer, status, headers = await self._ask("GET", "/v1/models", b"")
-                body = b"".join([part async for part in _body(reader, headers)])
-                writer.close()
+                async with self._asked("GET", "/v1/models", b"") as (reader, status, headers):
+                    body = b"".join([part async for part in _body(reader, headers)])
             if status != 200:
                 raise InvalidConfig(f"{self._host}:{self._port} answers {status} to /v1/models: {body[:200]!r}")
             return str(json.loads(body)["data"][0]["id"])
-        except (OSError, ValueError, KeyError, IndexError, TimeoutError) as error:
+        except (OSError, ValueError, LookupError, EOFError, TimeoutError) as error:
             where = f"{self._host}:{self._port}"
             raise InvalidConfig(f"no model is served at {where}: {type(error).__name__}: {error}") from None
 
@@ -80,14 +79,13 @@ class Client:
         try:
             async with asyncio.timeout(self._timeout):
                 await self._stream(path, json.dumps(body).encode(), reply)
-        except (OSError, ValueError, EOFError, TimeoutError) as error:
+        except (OSError, ValueError, LookupError, EOFError, TimeoutError) as error:
             reply.error = reply.error or {"code": type(error).__name__, "message": str(error)}
         reply.ended = time.perf_counter()
         return reply
 
     async def _stream(self, path: str, body: bytes, reply: Reply) -> None:
-        reader, writer, reply.status, headers = await self._ask("POST", path, body)
-        try:
+        async with self._asked("POST", path, body) as (reader, reply.status, headers):
             if reply.status != 200:
                 raw = b"".join([part async for part in _body(reader, headers)])
                 with suppress(ValueError):
@@ -101,23 +99,28 @@ class Client:
                 for line in lines:
                     if line.startswith(b"data:") and line[5:].strip() != b"[DONE]":
                         _read(json.loads(line[5:]), now, reply)
-        finally:
-            writer.close()
 
-    async def _ask(
+    @asynccontextmanager
+    async def _asked(
         self, method: str, path: str, body: bytes
-    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, int, dict[str, str]]:
+    ) -> AsyncIterator[tuple[asyncio.StreamReader, int, dict[str, str]]]:
+        """A request sent and the head of its answer read: the body's reader, the status, the headers."""
         context = ssl.create_default_context() if self._tls else None
         reader, writer = await asyncio.open_connection(self._host, self._port, ssl=context)
-        head = [f"{method} {self._base}{path} HTTP/1.1", f"host: {self._host}:{self._port}", "connection: close"]
-        head += ["content-type: application/json", f"content-length: {len(body)}"]
-        if self._key:
-            head.append(f"authorization: Bearer {self._key}")
-        writer.write("\r\n".join([*head, "", ""]).encode() + body)
-        await writer.drain()
-        raw = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
-        headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in raw[1:])}
-        return reader, writer, int(raw[0].split()[1]), headers
+        try:
+            head = [f"{method} {self._base}{path} HTTP/1.1", f"host: {self._host}:{self._port}", "connection: close"]
+            head += ["content-type: application/json", f"content-length: {len(body)}"]
+            if self._key:
+                head.append(f"authorization: Bearer {self._key}")
+            writer.write("\r\n".join([*head, "", ""]).encode() + body)
+            await writer.drain()
+            raw = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+            pairs = (line.partition(":") for line in raw[1:])
+            yield reader, int(raw[0].split()[1]), {name.strip().lower(): value.strip() for name, _, value in pairs}
+        finally:
+            writer.close()
+            with suppress(OSError):
+                await writer.wait_closed()
 
 
 async def _body(reader: asyncio.StreamReader, headers: dict[str, str]) -> AsyncIterator[bytes]:

@@ -89,7 +89,14 @@ class OfflineBench:
         self._serial = 0
         began = time.perf_counter()
         self._opened = open_engine(
-            engine_config(model, threads=threads, max_num_seqs=most, max_model_len=longest, prefix_cache=prefix_cache),
+            engine_config(
+                model,
+                threads=threads,
+                max_num_seqs=most,
+                max_model_len=longest,
+                speculate="off",
+                prefix_cache=prefix_cache,
+            ),
             self._clock,
         )
         self.load_s = time.perf_counter() - began

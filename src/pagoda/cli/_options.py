@@ -69,6 +69,13 @@ KvFormat = Annotated[
 Activations = Annotated[
     str, typer.Option(help="What linear layers read: int16, int8 (faster, coarser) or f32.", rich_help_panel=_ENGINE)
 ]
+Speculate = Annotated[
+    str,
+    typer.Option(
+        help="Whose guesses steps verify: auto, ngram, self:K, draft:MODEL or off. Changes no output.",
+        rich_help_panel=_ENGINE,
+    ),
+]
 
 PrefixCache = Annotated[
     bool,

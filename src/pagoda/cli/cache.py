@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+from itertools import groupby
+from textwrap import wrap
 from typing import Annotated, Any
 
 import typer
 
 URL = Annotated[str, typer.Argument(help="Where the server is, such as http://127.0.0.1:8000.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
-MAP_WIDTH = 64
+MAP_WIDTH = 100
 
 cache = typer.Typer(no_args_is_help=True, add_completion=False)
 
@@ -29,8 +31,8 @@ def _group() -> None:
 def inspect(url: URL, as_json: Json = False) -> None:
     """Show pages by state, kept prefixes, the hit rate, misses by cause, and pins.
 
-    The map has a letter for each page: [bold].[/bold] free, [bold]c[/bold] cached, [bold]u[/bold] used by one sequence,
-    [bold]s[/bold] shared, [bold]p[/bold] pinned.
+    With [bold]--json[/bold] the map has a letter for each page: [bold].[/bold] free, [bold]c[/bold] cached,
+    [bold]u[/bold] used by one sequence, [bold]s[/bold] shared, [bold]p[/bold] pinned.
 
     Example: [bold]pagoda cache inspect http://127.0.0.1:8000 --json[/bold]
     """
@@ -76,7 +78,7 @@ def lines(found: dict[str, Any]) -> list[str]:
     """A cache, for people."""
     pages, asked = found["pages"], found["asked"]
     rate = "nothing was asked for yet" if asked["hit_rate"] is None else f"{asked['hit_rate']:.1%} of tokens found"
-    size, missed = sum(found["page_bytes"]), sum(asked["missed_tokens"].values())
+    size, missed = found["unit_bytes"], sum(asked["missed_tokens"].values())
     told = [
         f"pages    {pages['total']:,} of {found['page_size']} tokens" + (f" and {size:,} bytes" if size else ""),
         "         " + ", ".join(f"{pages[state]:,} {state}" for state in ("used", "pinned", "cached", "free")),
@@ -93,8 +95,8 @@ def lines(found: dict[str, Any]) -> list[str]:
             f"{pin['id']:<8} {whose}{name}: {pin['tokens']:,} tokens, {pin['pages']:,} pages, {pin['hits']:,} hits"
         )
     for group, letters in enumerate(found["maps"]):
-        told.append(f"map of KV group {group}: . free, c cached, u used, s shared, p pinned")
-        told += [letters[at : at + MAP_WIDTH] for at in range(0, len(letters), MAP_WIDTH)]
+        told.append(f"map of KV group {group}, in runs: . free, c cached, u used, s shared, p pinned")
+        told += wrap(" ".join(f"{len(list(run)):,}{letter}" for letter, run in groupby(letters)), MAP_WIDTH)
     return told
 
 

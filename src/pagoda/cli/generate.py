@@ -11,11 +11,13 @@ import typer
 
 from pagoda.cli._options import (
     MODEL,
+    SCHEDULER,
     MaxTokens,
     MinP,
     ModelOption,
     PrefixCache,
     Seed,
+    Speculate,
     Temperature,
     Threads,
     TopK,
@@ -43,6 +45,7 @@ def generate(
     explain: Annotated[
         bool, typer.Option(help="Say on standard error what of the prompt was in the cache, and why no more.")
     ] = False,
+    speculate: Speculate = SCHEDULER.speculate,
     raw: Annotated[bool, typer.Option(help="Continue the text as it stands, without the chat template.")] = False,
     json: Annotated[bool, typer.Option(help="Print a last line with text, tokens and timings as JSON.")] = False,
 ) -> None:
@@ -57,7 +60,8 @@ def generate(
         max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed
     )
     text = sys.stdin.read() if prompt == "-" else prompt
-    with open_llm(model, threads=threads, max_num_seqs=1, prefix_cache=prefix_cache) as llm:
+    options: Any = {"threads": threads, "speculate": speculate, "prefix_cache": prefix_cache}
+    with open_llm(model, max_num_seqs=1, **options) as llm:
         templated = llm.tokenizer.has_chat_template and not raw
         asked: Any = [{"role": "user", "content": text}] if templated else text
         with llm.stream(asked, params) as events:

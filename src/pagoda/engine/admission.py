@@ -26,6 +26,7 @@ def validate(
     tenant: str = "",
     slo: Slo = _NO_TARGETS,
     priority: int = 0,
+    speculate: bool = True,
 ) -> GenerateRequest:
     """A request that the engine can serve, with `max_tokens` and `seed` resolved.
 
@@ -39,6 +40,7 @@ def validate(
         tenant: whose request it is.
         slo: its latency targets.
         priority: -10 to 10; the higher, the earlier among its tenant's.
+        speculate: whether drafts may be verified for it.
 
     Raises:
         PromptTooLong: the prompt leaves no room for a token in the context.
@@ -65,7 +67,7 @@ def validate(
         max_tokens=_resolve_max_tokens(len(prompt), params.max_tokens, capacity, max_output_tokens),
         seed=secrets.randbelow(DRAWN_SEEDS) if params.seed is None else params.seed,
     )
-    return GenerateRequest(request_id, tuple(prompt), params, arrival, tenant, slo, priority)
+    return GenerateRequest(request_id, tuple(prompt), params, arrival, tenant, slo, priority, speculate)
 
 
 def _check_ids(name: str, ids: Sequence[int], capacity: Capacity) -> None:

@@ -19,8 +19,10 @@ LEAST = 1e-2
 """No weight falls below so much of its prior: a row always costs something."""
 DOUBT = 25.0
 """Variance of the weights at first, in units of the prior."""
-DRIFT = 1e-4
-"""By how much that grows with each step: what was learned is trusted a little less."""
+DRIFT = 3e-5
+"""By how much a step doubts again what it tells of: the variance of its prediction, relative. What it tells nothing of
+is left as it was (directional forgetting): so a long time of steps that are all alike loses nothing.
+"""
 NOISE = 0.01
 """Variance of a step's relative error."""
 CUT = 3.0
@@ -48,7 +50,7 @@ def work_of(plan: StepPlan) -> Work:
     for chunk in plan.chunks:
         count = len(chunk.tokens)
         rows += count
-        sampled += chunk.samples
+        sampled += chunk.samples + chunk.drafts
         attended += count * (2 * chunk.start + count + 1) // 2
     return Work(sampled, rows, attended)
 
@@ -100,18 +102,19 @@ class StepCost:
         self.weights = tuple(  # type: ignore[assignment]
             max(w + prior * k * residual, LEAST * prior) for w, prior, k in zip(self.weights, PRIOR, gain, strict=True)
         )
+        norm = _dot(x, x)
+        drift = [value / norm for value in x]
         for i in range(4):
             for j in range(i + 1):
-                value = self._spread[i][j] - gain[i] * px[j]
+                value = self._spread[i][j] - gain[i] * px[j] + DRIFT * drift[i] * drift[j]
                 self._spread[i][j] = self._spread[j][i] = value
-            self._spread[i][i] = min(max(self._spread[i][i], 0.0) + DRIFT, DOUBT)
 
     def check(self) -> None:
         """Assert that the weights are sound, and the spread is symmetric, positive and no wider than at first."""
         assert all(weight >= LEAST * prior for weight, prior in zip(self.weights, PRIOR, strict=True)), self.weights
         assert self.error >= 0
         for i in range(4):
-            assert DRIFT <= self._spread[i][i] <= DOUBT, self._spread
+            assert 0 <= self._spread[i][i] <= 2 * DOUBT, self._spread
             assert all(self._spread[i][j] == self._spread[j][i] for j in range(i)), self._spread
 
 

@@ -15,8 +15,9 @@ from collections.abc import Sequence as Tokens
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import count
-from typing import Any
+from itertools import count, groupby
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 from pagoda.cache import KVCache
 from pagoda.config import SchedulerConfig
@@ -29,13 +30,14 @@ from pagoda.engine.open_requests import OpenRequests
 from pagoda.engine.pace import Pace
 from pagoda.engine.pinning import Pinning
 from pagoda.engine.prompt_speed import PromptSpeed
-from pagoda.engine.request import RequestState, Sink, Wake
+from pagoda.engine.request import RequestState, Sequence, Sink, Wake
 from pagoda.engine.roster import Roster
 from pagoda.engine.scheduler import Scheduler
+from pagoda.engine.speculation import Controller, controller
 from pagoda.engine.watchdog import Watchdog
 from pagoda.errors import EngineDied, Overloaded, TargetMissed
 from pagoda.obs.observer import NoObserver, Observer
-from pagoda.plan import Capacity, StepPlan
+from pagoda.plan import Capacity, StepPlan, StepResult
 from pagoda.types import CacheReport, FinishReason, GenerateRequest, PinInfo
 
 _DEFAULTS = SchedulerConfig()
@@ -53,6 +55,17 @@ class Health:
     waiting: int
 
 
+class Flight(NamedTuple):
+    """A plan that was handed over."""
+
+    plan: StepPlan
+    handle: Any
+    ahead: bool
+    """Whether the machine room still had another one."""
+    submitted: float
+    """When, on the engine's clock."""
+
+
 class Engine:
     """One runner's requests. All but the loop may be called from any thread.
 
@@ -63,6 +76,7 @@ class Engine:
         observer: is told everything; `refused` on the thread that called `submit`.
         on_death: called once if the engine dies, after every request was ended; the process should exit non-zero.
         clock: seconds; requests arrive on the same clock.
+        speculation: who drafts; None is as `config` says.
     """
 
     def __init__(
@@ -73,6 +87,7 @@ class Engine:
         observer: Observer = _NOBODY,
         on_death: Callable[[EngineDied], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        speculation: Controller | None = None,
     ) -> None:
         self.capacity: Capacity = runner.capacity
         self._runner = runner
@@ -87,17 +102,19 @@ class Engine:
         self._roster = Roster(cache, min(config.max_num_seqs, config.rows))
         self.cost = StepCost()
         pace = Pace(config, self.cost)
-        self._scheduler = Scheduler(config, self._roster, cache, observer, pace)
+        self._speculation = speculation or controller(config.speculate)
+        self._scheduler = Scheduler(config, self._roster, cache, observer, pace, self._speculation)
         self.forecast = Forecast(config, self.cost, pace, self._roster)
-        self._groups = Groups(self._roster, Finish(tokenizer))
+        self._groups = Groups(self._roster, Finish(tokenizer), self._end)
         self._requests = OpenRequests(config.max_queued, config.max_queued_tokens, observer)
         self._watchdog = Watchdog(self._requests, config.stall_s, self._die)
         self._prompt_speed = PromptSpeed()
         self._ids = count()
         self._ordered = threading.Condition()
         self._orders: list[Callable[[], object]] = []
-        self._flights: deque[tuple[StepPlan, Any, float]] = deque()
+        self._flights: deque[Flight] = deque()
         self._finished_at = self._busy_until = 0.0
+        self._rested_at: float | None = None
         self._thread = threading.Thread(target=self._run, name="pagoda-engine", daemon=True)
 
     # From any thread.
@@ -217,7 +234,7 @@ class Engine:
             while self._take_orders():
                 self._step()
             while self._flights:  # closed: leave nothing half done with the runner
-                self._runner.finish(self._flights.popleft()[1])
+                self._runner.finish(self._flights.popleft().handle)
         except BaseException as error:  # whatever it was, everyone who waits must hear of it
             self._die(f"{type(error).__name__}: {error}", error)
 
@@ -225,6 +242,7 @@ class Engine:
         """Carry out what other threads asked for, and sleep if there is nothing to do; False once all is over."""
         with self._ordered:
             while not (self._orders or self._roster.live or self._flights or self._requests.over):
+                self._rested_at = None
                 self._ordered.wait()
         self._carry_out()
         return not self._requests.over
@@ -251,6 +269,8 @@ class Engine:
 
     def _step(self) -> None:
         """Hand over the next plan; finish the oldest if enough are in flight, or if nothing can be planned before."""
+        while self._flights and self._flights[-1].plan.drafts:
+            self._apply(self._flights.popleft())
         plan = self._scheduler.schedule()
         while plan is None and not self._flights and (victim := self._roster.make_way()):
             self._observer.preempted(victim.state.request.id)
@@ -259,7 +279,8 @@ class Engine:
             now = self._clock()
             for start in plan.starts:
                 self._roster.live[start.sequence].planned_at = now
-            self._flights.append((plan, self._runner.submit(plan), now))
+            ahead = bool(self._flights)
+            self._flights.append(Flight(plan, self._runner.submit(plan), ahead, now))
             self._scheduler.commit(plan)
             self._busy_until = max(self._busy_until, now) + self.cost.predict(work_of(plan))
             self.forecast.planned(self._scheduler.load, self._busy_until)
@@ -267,25 +288,42 @@ class Engine:
             assert not self._roster.live, "there is work, and neither is anything in flight nor can anything be planned"
             return
         if plan is None or len(self._flights) >= self._config.steps_in_flight:
-            self._apply(*self._flights.popleft())
+            self._apply(self._flights.popleft())
 
-    def _apply(self, plan: StepPlan, handle: Any, submitted: float) -> None:
+    def _apply(self, flight: Flight) -> None:
         """Wait for a plan, and send out what it produced."""
-        result = self._runner.finish(handle)
+        result = self._runner.finish(flight.handle)
         self._watchdog.beat()
-        self._prompt_speed.add(plan.rows, result.seconds)
+        self._prompt_speed.add(flight.plan.rows, result.seconds)
         now, news = self._clock(), list[News]()
-        error = self.cost.observe(work_of(plan), now - max(submitted, self._finished_at))
-        self._finished_at = now
-        self._busy_until = now + sum(self.cost.predict(work_of(plan)) for plan, _, _ in self._flights)
-        for sampled in result.sampled:
-            sequence = self._roster.live.get(sampled.sequence)
-            if sequence is not None:  # else it ended while this was in flight: stopped or cancelled
+        error = self._account(flight, result, now)
+        gap = None if self._rested_at is None else max(now - self._rested_at - result.seconds, 0.0)
+        self._rested_at = now
+        self._speculation.finished(flight.plan, result, gap, flight.ahead)
+        drafters = {chunk.sequence: (chunk.drafter, chunk.drafts) for chunk in flight.plan.chunks if chunk.drafts}
+        for number, group in groupby(result.sampled, attrgetter("sequence")):
+            sequence, tokens = self._roster.live.get(number), tuple(group)
+            if sequence is None:  # it ended while this was in flight: stopped or cancelled
+                continue
+            right = sequence.arrived(len(tokens))
+            if number in drafters:
+                self._speculation.verified(sequence, *drafters[number], right)
+            for sampled in tokens:
                 news.extend(self._groups.apply(sequence, sampled, now))
+                if number not in self._roster.live:
+                    break
         for item in news:
             self._learn(item)
         self._send(news)
-        self._observer.stepped(plan, result, replace(self._roster.state(), step_error=error))
+        self._observer.stepped(flight.plan, result, replace(self._roster.state(), step_error=error))
+
+    def _account(self, flight: Flight, result: StepResult, now: float) -> float:
+        """Learn how long a step took; the relative error of what was predicted."""
+        began = max(flight.submitted, self._finished_at)
+        error = self.cost.observe(work_of(flight.plan), now - began - result.guessing)
+        self._finished_at = now
+        self._busy_until = now + sum(self.cost.predict(work_of(each.plan)) for each in self._flights)
+        return error
 
     def _learn(self, news: News) -> None:
         """Compare what was predicted of a request with its first token, and remember how long outputs are."""
@@ -295,6 +333,10 @@ class Engine:
             self.forecast.told(outlook, first - state.request.arrival)
         if event.finish is not None:
             self.forecast.ended(event.completion_tokens)
+
+    def _end(self, sequence: Sequence) -> None:
+        self._roster.end(sequence)
+        self._speculation.forget(sequence)
 
     # Orders, and the end.
 
@@ -327,7 +369,7 @@ class Engine:
             return
         for sequence in state.sequences:
             if sequence.id in self._roster.live:
-                self._roster.end(sequence)
+                self._end(sequence)
         now, left = self._clock(), sorted(state.unfinished)
         ends = [last_event(state.sequences[index], FinishReason.CANCELLED, now) for index in left]
         self._send([News(state, event, None) for event in ends])

@@ -24,7 +24,7 @@ SURE = 0.95
 """Of the requests taken on, how many shall keep their target."""
 RATE = 0.05
 """How quickly the corrections follow."""
-DOUBT = 0.01
+DOUBT = 0.001
 """Of the corrections, how much goes with each refusal."""
 MOST = math.log(8.0)
 """Most that either may correct."""
@@ -74,7 +74,7 @@ class Forecast:
         alone = self._cost.predict(Work(1, rows, rows * (found + (rows + 1) // 2)))
         rank = rank_of(request, alone, target)
         waited = max(now - request.arrival, 0.0)
-        raw = self._raw(request.tenant, rank, rows, now)
+        raw = self._raw(request.tenant, rank, rows, found, now)
         predicted = waited + raw * math.exp(self._middle)
         late = max(predicted, waited + raw * math.exp(self._upper))
         return Outlook(rank, predicted, late, target, waited, raw)
@@ -121,7 +121,7 @@ class Forecast:
         assert -MOST <= self._upper <= MOST
         assert self._output >= 0
 
-    def _raw(self, tenant: str, rank: float, rows: int, now: float) -> float:
+    def _raw(self, tenant: str, rank: float, rows: int, found: int, now: float) -> float:
         """Seconds from now, uncorrected."""
         load = self._load if self._roster.live else Load()
         sequences, own, others = self._queue.ahead(tenant, rank)
@@ -129,7 +129,7 @@ class Forecast:
         sequences, own = sequences + len(coming), own + sum(coming) + load.begun
         ahead = own + min(others, own + rows)  # tenants take turns
         calm = self._cost.predict(Work(load.singles, load.singles, load.attended))
-        each = self._cost.row(rows / 2)
+        each = self._cost.row(found + rows / 2)
         step = max(self._pace.allowed(load, calm), calm + LEAST_ROWS * each)
         fit = min(max((step - calm) / each, LEAST_ROWS), max(self._rows - load.singles, 1))
         step = calm + fit * each

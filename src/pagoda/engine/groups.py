@@ -5,6 +5,7 @@ Knows sequences and events. Which beams live is `beams`' to say, which pages the
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from pagoda.engine.beams import BeamSearch, Hypothesis
@@ -16,11 +17,18 @@ from pagoda.types import TokenEvent
 
 
 class Groups:
-    """Called on the engine's thread. Times are in seconds of `time.monotonic()`."""
+    """Called on the engine's thread. Times are in seconds of `time.monotonic()`.
 
-    def __init__(self, roster: Roster, finish: Finish) -> None:
+    Args:
+        roster: who holds pages.
+        finish: tokens to text and ends.
+        end: forgets a sequence, in the roster and elsewhere.
+    """
+
+    def __init__(self, roster: Roster, finish: Finish, end: Callable[[Sequence], None]) -> None:
         self._roster = roster
         self._finish = finish
+        self._end = end
 
     def apply(self, sequence: Sequence, sampled: Sampled, now: float) -> list[News]:
         """What one sample has to tell: nothing as yet, one sequence's news, or a whole answer."""
@@ -29,7 +37,7 @@ class Groups:
             return self._offer(state, state.beams, sequence, sampled, now)
         news = self._finish.apply(sequence, sampled, now)
         if news.event.finish is not None:
-            self._roster.end(sequence)
+            self._end(sequence)
         if state.ballot is None:
             return [news]
         return [News(state, event, None) for event in state.ballot.take(news.event)]
@@ -49,7 +57,7 @@ class Groups:
         if not search.done:
             return []
         for each in state.sequences:
-            self._roster.end(each)
+            self._end(each)
         best = search.hypotheses[: state.request.params.n]
         return [News(state, self._event(state, index, line, now), None) for index, line in enumerate(best)]
 

@@ -87,6 +87,7 @@ class Roster:
         """Take a sequence's pages. It starts again with what the cache still has of it by then, unless all its tokens
         are on their way already.
         """
+        assert not victim.drafting, "a sequence loses its pages while drafts of it are verified"
         self._throw_out(victim)
         victim.rank = FIRST
         if victim.wants:

@@ -20,6 +20,7 @@ from pagoda.engine.pace import Load, Pace
 from pagoda.engine.request import Sequence
 from pagoda.engine.roster import Roster
 from pagoda.engine.shares import OUTPUT_WEIGHT
+from pagoda.engine.speculation.controller import Controller
 from pagoda.obs.observer import Observer
 from pagoda.plan import StepPlan
 
@@ -47,13 +48,22 @@ class Scheduler:
     earlier.
     """
 
-    def __init__(self, config: SchedulerConfig, roster: Roster, cache: KVCache, observer: Observer, pace: Pace) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        roster: Roster,
+        cache: KVCache,
+        observer: Observer,
+        pace: Pace,
+        speculation: Controller | None = None,
+    ) -> None:
         self._roster = roster
         self._cache = cache
         self._observer = observer
         self._rows = config.rows
         self._slots = min(config.max_num_seqs, self._rows)
         self._pace = pace
+        self._speculation = speculation or Controller()
         self._steps = 0
         self._outline = Outline(0)
         self._by_age = False
@@ -64,11 +74,16 @@ class Scheduler:
         self._unfinished: list[Sequence] = []
 
     def schedule(self) -> StepPlan | None:
-        """The next step, or None if nothing can be computed before a plan in flight is finished."""
+        """The next step, or None if nothing can be computed before a plan in flight is finished.
+
+        A plan with drafts must be finished before: how long its sequences are depends on it.
+        """
         self._outline = outline = Outline(self._rows)
         singles, prompts = self._due()
         self._crowded = False
         outline.kept = len(singles)
+        alone = not (len(self._roster.waiting) or prompts)
+        self._speculation.open(len(self._roster.running), self._rows, alone)
         if self._by_age:
             for sequence in sorted([*singles, *prompts], key=_age):
                 self._place_prompt(sequence) if sequence.due() > 1 else self._place_single(sequence)
@@ -151,8 +166,19 @@ class Scheduler:
     def _place_single(self, sequence: Sequence) -> None:
         """The one row of a sequence that runs, unless an older one took its pages in this step."""
         self._outline.kept -= 1
-        if sequence.holds_pages:
+        if sequence.holds_pages and not self._place_drafts(sequence):
             self._place(sequence, 1)
+
+    def _place_drafts(self, sequence: Sequence) -> bool:
+        """Its one row and drafts behind it, if it gets any; nobody loses a page for a guess."""
+        end = sequence.computed + 1
+        drafter, drafts = self._speculation.draft(sequence) if end == sequence.known else ("", ())
+        if not drafts:
+            return False
+        extension = self._cache.extend(sequence.id, sequence.computed, end + len(drafts))
+        if extension.fits:
+            self._outline.add(sequence, 1, extension, self._cache.table(sequence.id), drafter, drafts)
+        return extension.fits
 
     def _place_prompt(self, sequence: Sequence) -> bool:
         """The next chunk of a prompt that was begun; False if the step is full."""

@@ -1,11 +1,12 @@
-"""`warm_up_requests`: work by which a new engine learns how long its steps take, before it promises anything.
-
-Knows requests; not who runs them.
-"""
+"""`warm_up`: work by which a new engine learns how long its steps take, before it promises anything."""
 
 from __future__ import annotations
 
+import time
+
 from pagoda.engine.admission import validate
+from pagoda.engine.engine import Engine
+from pagoda.engine.streams import iterate
 from pagoda.plan import Capacity
 from pagoda.types import GenerateRequest, SamplingParams
 
@@ -13,6 +14,17 @@ PROMPTS = (160, 8, 8)
 """Tokens of the prompts: a chunk, and two that decode beside it."""
 OUTPUT = 24
 """Tokens of each answer: as many steps."""
+
+
+def warm_up(engine: Engine) -> None:
+    """Run a few requests through a started engine.
+
+    Raises:
+        EngineDied: it stopped meanwhile.
+    """
+    for event in iterate(engine, warm_up_requests(engine.capacity, time.monotonic())):
+        if event.error is not None:
+            raise event.error
 
 
 def warm_up_requests(capacity: Capacity, arrival: float) -> list[GenerateRequest]:

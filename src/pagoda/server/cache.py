@@ -41,7 +41,8 @@ class CacheAnswer(msgspec.Struct):
     """The cache."""
 
     page_size: int
-    page_bytes: list[int]
+    unit_bytes: int
+    """Of one page of every KV group."""
     pages: PageCounts
     prefixes: int
     asked: Asked
@@ -67,9 +68,7 @@ async def show_cache(request: Request) -> Response:
     pages = PageCounts(report.total, report.used, report.pinned, report.cached, report.free)
     asked = Asked(lookups.hit_rate, lookups.found_tokens, lookups.missed_tokens, lookups.requests)
     pins = [wire_pin(pin, capacity) for pin in report.pins]
-    answer = CacheAnswer(
-        report.page_size, list(capacity.page_bytes), pages, report.prefixes, asked, pins, list(report.maps)
-    )
+    answer = CacheAnswer(report.page_size, capacity.unit_bytes, pages, report.prefixes, asked, pins, list(report.maps))
     return json_response(answer)
 
 

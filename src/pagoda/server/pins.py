@@ -87,7 +87,7 @@ class Allowance:
 def wire_pin(pin: PinInfo, capacity: Capacity) -> PinAnswer:
     """A pin as it is told."""
     each = pin.pages // len(capacity.pages)
-    size = each * sum(capacity.page_bytes) if capacity.page_bytes else None
+    size = each * capacity.unit_bytes if capacity.unit_bytes else None
     return PinAnswer(
         f"{PREFIX}{pin.id}", pin.owner, pin.shared, pin.name, int(pin.created), pin.tokens, pin.pages, size, pin.hits
     )
