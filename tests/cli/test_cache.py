@@ -184,6 +184,7 @@ def status(url: str, path: str) -> int:
         with urllib.request.urlopen(f"{url}{path}", timeout=10) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as error:
-        return error.code
+        with error:
+            return error.code
     except OSError:
         return 0

@@ -12,7 +12,7 @@ import pytest
 from pagoda.engine.request import RequestState, Sequence
 from pagoda.engine.speculation import Controller
 from pagoda.engine.speculation.drafter import MOST_DRAFTS, Guess
-from pagoda.engine.speculation.pace import Pace
+from pagoda.engine.speculation.row_times import RowTimes
 from pagoda.plan import GUESS, Chunk, StepPlan, StepResult
 
 from .fakes import capacity, request
@@ -184,33 +184,33 @@ def test_drafts_end_before_the_sequence_does() -> None:
 
 
 def test_pace_is_what_steps_took() -> None:
-    pace, rng = Pace(), random.Random(0)
+    times, rng = RowTimes(), random.Random(0)
     for _ in range(300):
         rows = rng.choice([1, 2, 4, 16])
-        pace.measured(rows, steep(rows) * rng.uniform(0.95, 1.05))
-        pace.check()
+        times.measured(rows, steep(rows) * rng.uniform(0.95, 1.05))
+        times.check()
     for rows in (1, 2, 3, 4, 10, 16):
-        assert pace.seconds(rows) == pytest.approx(steep(rows), rel=0.1)
-    assert pace.knows(1)
-    assert pace.knows(10)
-    assert not pace.knows(17)
+        assert times.seconds(rows) == pytest.approx(steep(rows), rel=0.1)
+    assert times.knows(1)
+    assert times.knows(10)
+    assert not times.knows(17)
 
 
 def test_pace_follows_a_machine_that_slows_down() -> None:
     """All of it: also for numbers of rows that are not seen meanwhile."""
-    pace = Pace()
+    times = RowTimes()
     for _ in range(50):
         for rows in (1, 8):
-            pace.measured(rows, steep(rows))
+            times.measured(rows, steep(rows))
     for _ in range(50):
-        pace.measured(1, 3 * steep(1))
-    assert pace.seconds(8) / pace.seconds(1) == pytest.approx(steep(8), rel=0.6)
-    assert pace.seconds(1) == pytest.approx(3, rel=0.05)
+        times.measured(1, 3 * steep(1))
+    assert times.seconds(8) / times.seconds(1) == pytest.approx(steep(8), rel=0.6)
+    assert times.seconds(1) == pytest.approx(3, rel=0.05)
 
 
 def test_a_step_that_was_disturbed_hardly_counts() -> None:
-    pace = Pace()
+    times = RowTimes()
     for _ in range(50):
-        pace.measured(1, 1.0)
-    pace.measured(1, 100.0)
-    assert pace.seconds(1) == pytest.approx(1.0, rel=0.3)
+        times.measured(1, 1.0)
+    times.measured(1, 100.0)
+    assert times.seconds(1) == pytest.approx(1.0, rel=0.3)

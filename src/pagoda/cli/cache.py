@@ -122,7 +122,8 @@ def ask(method: str, url: str, body: object = None, where: str = "") -> dict[str
             return found
     except HTTPError as error:
         try:
-            message = json.load(error)["error"]["message"]
+            with error:
+                message = json.load(error)["error"]["message"]
         except (ValueError, KeyError, TypeError):
             message = f"{url} answers {error.code}: is it a Pagoda server?"
         raise PagodaError(f"{where}{message}") from None

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from pagoda.engine.request import Sequence
 from pagoda.engine.speculation.drafter import MOST_DRAFTS, NO_GUESS, Drafter, Guess
-from pagoda.engine.speculation.pace import Pace
+from pagoda.engine.speculation.row_times import RowTimes
 from pagoda.plan import GUESS, MOST_OF_STEP, StepPlan, StepResult
 
 GAIN = 1.03
@@ -47,7 +47,7 @@ class Controller:
         self._drafters = {drafter.name: drafter for drafter in drafters}
         self._always = always
         self._most = most
-        self._pace = Pace()
+        self._times = RowTimes()
         self._outlook = _Outlook(0, 0.0)
         self._running = 0
         self._spare = 0
@@ -94,9 +94,9 @@ class Controller:
         if not self._drafters:
             return
         if plan.rows == len(plan.chunks) + plan.drafts:
-            self._pace.measured(plan.rows, max(result.seconds - result.guessing, 1e-9))
+            self._times.measured(plan.rows, max(result.seconds - result.guessing, 1e-9))
         if gap is not None:
-            self._pace.waited(gap, ahead)
+            self._times.waited(gap, ahead)
         for name in self._purse:
             self._purse[name] += PROBES * result.seconds
         guesses = {chunk.drafter: chunk.tokens.count(GUESS) for chunk in plan.chunks}
@@ -115,7 +115,7 @@ class Controller:
 
     def check(self) -> None:
         """Assert the drafters' and its own invariants."""
-        self._pace.check()
+        self._times.check()
         for drafter in self._drafters.values():
             drafter.check()
 
@@ -123,7 +123,7 @@ class Controller:
         """The beginning of a guess that gives most tokens per second, if it gives more than there are without."""
         if self._always:
             return guess
-        if not self._pace.knows(self._running):  # first of all, what it takes without
+        if not self._times.knows(self._running):  # first of all, what it takes without
             return NO_GUESS
         now = self._rate(0.0, 0, drafter)
         best, size, chances = now * GAIN, 0, 0.0
@@ -150,9 +150,9 @@ class Controller:
 
     def _seconds(self, drafts: int, drafter: Drafter) -> float:
         """How long the step takes with so many drafts more."""
-        pace, outlook = self._pace, self._outlook
-        step = pace.seconds(outlook.rows + drafts)
-        gap = pace.gap_waiting if outlook.drafts + drafts else pace.gap_ahead
+        times, outlook = self._times, self._outlook
+        step = times.seconds(outlook.rows + drafts)
+        gap = times.gap_waiting if outlook.drafts + drafts else times.gap_ahead
         guesses = max(outlook.guesses, drafts if drafter.seconds else 0)
         return step + gap + guesses * drafter.seconds
 

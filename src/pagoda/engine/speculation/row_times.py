@@ -1,4 +1,4 @@
-"""`Pace`: how long a step of so many rows takes, learned while running.
+"""`RowTimes`: how long a step of so many rows takes, learned while running.
 
 Knows times of steps in which each sequence has its newest token, and perhaps drafts: steps with part of a prompt are
 of another kind. What counts is how times compare, so a machine that is slower for a while changes little: the ratio of
@@ -17,7 +17,7 @@ _SLOPE = 0.3
 """Of a row's share: what one row more is thought to cost beyond the largest step seen. Optimistic: a trial tells."""
 
 
-class Pace:
+class RowTimes:
     """Seconds by number of rows, and how long the engine lets the machine room wait between steps."""
 
     __slots__ = ("_bases", "_measured", "_now", "gap_ahead", "gap_waiting")
