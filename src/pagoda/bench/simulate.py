@@ -16,6 +16,7 @@ from pagoda.bench.workloads import Ask, Run
 from pagoda.config import SchedulerConfig
 from pagoda.engine import Engine, validate
 from pagoda.engine.cost import work_of
+from pagoda.engine.speculation import Controller
 from pagoda.engine.warm_up import warm_up_requests
 from pagoda.errors import Overloaded, TargetMissed
 from pagoda.obs.observer import NoObserver, Observer
@@ -132,6 +133,7 @@ class Simulation:
         self.engine = Engine(
             _Runner(self, self._capacity), _Text(), config or SchedulerConfig(), observer or NoObserver(),
             clock=lambda: self.now,
+            speculation=Controller(),
         )  # fmt: skip
 
     def play(self, asks: Iterable[Ask]) -> list[Outcome]:
@@ -187,5 +189,5 @@ class Simulation:
 
     def _tokens(self, run: Run) -> range:
         name, length = run
-        first = self._runs.setdefault(name, len(self._runs)) * RUN_TOKENS
+        first = (1 + self._runs.setdefault(name, len(self._runs))) * RUN_TOKENS
         return range(first, first + length)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -133,7 +134,9 @@ def serve(
     ttft_target: TtftTarget = None,
     tpot_target: TpotTarget = None,
     model: Annotated[str | None, typer.Option(help="The model's name; the first one listed if not given.")] = None,
-    api_key: Annotated[str, typer.Option(envvar="PAGODA_API_KEY", help="Sent as a bearer token.")] = "",
+    api_key: Annotated[
+        str | None, typer.Option(help="Sent as a bearer token; PAGODA_API_KEY in the environment if not given.")
+    ] = None,
     chat: Annotated[bool, typer.Option(help="Ask as chats instead of plain completions.")] = False,
     ignore_eos: Annotated[bool, typer.Option(help="Ask for answers of full length; not every server can.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print nothing but one line of JSON.")] = False,
@@ -159,6 +162,7 @@ def serve(
         asks = in_bursts(burst, every, bursts, shape, seed)
     else:
         asks = closed(requests, shape, seed)
+    api_key = os.environ.get("PAGODA_API_KEY", "") if api_key is None else api_key
     result = _put_load(url, api_key, model, chat, ignore_eos, asks, concurrency, as_json, (ttft_target, tpot_target))
     typer.echo(json.dumps(result))
 

@@ -58,11 +58,15 @@ def serve(
     metrics_compat: Annotated[
         str | None, typer.Option(help="vllm: its metrics' names besides Pagoda's.", rich_help_panel=_PANEL)
     ] = None,
-    ttft_target: Annotated[
-        float | None, typer.Option(help="TTFT to keep, in ms; what cannot keep it is refused.", rich_help_panel=_SLO)
+    ttft_target_ms: Annotated[
+        float | None,
+        typer.Option(
+            "--ttft-target", help="TTFT to keep, in ms; what cannot keep it is refused.", rich_help_panel=_SLO
+        ),
     ] = None,
-    tpot_target: Annotated[
-        float | None, typer.Option(help="TPOT to keep, in ms: prompts wait for it.", rich_help_panel=_SLO)
+    tpot_target_ms: Annotated[
+        float | None,
+        typer.Option("--tpot-target", help="TPOT to keep, in ms: prompts wait for it.", rich_help_panel=_SLO),
     ] = None,
     max_queued: Annotated[
         int, typer.Option(help="Most requests under way; one more is refused.", rich_help_panel=_SLO)
@@ -134,8 +138,8 @@ def serve(
         activations=activations,
         prefix_cache=prefix_cache,
         warm=warm,
-        ttft_target_ms=ttft_target,
-        tpot_target_ms=tpot_target,
+        ttft_target_ms=ttft_target_ms,
+        tpot_target_ms=tpot_target_ms,
         max_queued=max_queued,
         max_queued_tokens=max_queued_tokens,
         speculate=speculate,
@@ -153,7 +157,7 @@ def serve(
             observer.serving(name, opened.engine.capacity)
             app = build_app(opened.engine, opened.tokenizer, name, config, observer, keys or one_tenant)
             prepare: list[Callable[[], None]] = []
-            if ttft_target is not None:
+            if ttft_target_ms is not None:
                 prepare.append(partial(warm_up, opened.engine))
             if warm is not None:
                 warming = Warming(opened.tokenizer, openings, warm)

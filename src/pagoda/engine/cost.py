@@ -102,11 +102,12 @@ class StepCost:
         self.weights = tuple(  # type: ignore[assignment]
             max(w + prior * k * residual, LEAST * prior) for w, prior, k in zip(self.weights, PRIOR, gain, strict=True)
         )
-        norm = _dot(x, x)
-        drift = [value / norm for value in x]
+        told, norm = _dot(px, x), _dot(x, x)
+        known = told * NOISE / (NOISE + told) / norm  # what is left of the doubt along x
+        drift = max(min(DRIFT, (DOUBT - known) * norm), 0.0) / norm**2
         for i in range(4):
             for j in range(i + 1):
-                value = self._spread[i][j] - gain[i] * px[j] + DRIFT * drift[i] * drift[j]
+                value = self._spread[i][j] - gain[i] * px[j] + drift * x[i] * x[j]
                 self._spread[i][j] = self._spread[j][i] = value
 
     def check(self) -> None:

@@ -42,7 +42,8 @@ class Outline:
         self.chunks.append(Chunk(sequence.id, start, tokens, pages, end == sequence.known, len(drafts), drafter))
         self.placed[sequence.id] = sequence
         self.rows -= len(tokens)
-        self.copies.extend(extension.copies)
+        if extension.copies:
+            self.copies.extend(extension.copies)
         if not sequence.started:
             sequence.started = True
             self.starts.append(sequence.start())

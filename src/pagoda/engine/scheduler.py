@@ -64,6 +64,7 @@ class Scheduler:
         self._slots = min(config.max_num_seqs, self._rows)
         self._pace = pace
         self._speculation = speculation or Controller()
+        self._drafts = bool(self._speculation.drafters)
         self._steps = 0
         self._outline = Outline(0)
         self._by_age = False
@@ -166,7 +167,7 @@ class Scheduler:
     def _place_single(self, sequence: Sequence) -> None:
         """The one row of a sequence that runs, unless an older one took its pages in this step."""
         self._outline.kept -= 1
-        if sequence.holds_pages and not self._place_drafts(sequence):
+        if sequence.holds_pages and not (self._drafts and self._place_drafts(sequence)):
             self._place(sequence, 1)
 
     def _place_drafts(self, sequence: Sequence) -> bool:

@@ -25,10 +25,10 @@ class EngineState:
     pages_total: int = 0
     pages_cached: int = 0
     """Pages that hold prefixes and nothing else; not among those used."""
-    step_error: float = 0.0
-    """Relative error of the seconds predicted for this step: (predicted - actual) / actual."""
     pages_pinned: int = 0
     """Pages that pins hold; they are among those used."""
+    step_error: float = 0.0
+    """Relative error of the seconds predicted for this step: (predicted - actual) / actual."""
 
 
 class Observer(Protocol):
