@@ -183,8 +183,9 @@ def main() -> None:
     text = documentation(net)
     if len(text) < max(kl, past + 1):
         parser.error(f"the documentation has {len(text)} tokens, and {max(kl, past + 1)} are needed")
-    away = divergences(net, text[:kl])
-    found, looped = needles(net, text, lengths, depths), repetition(net, text, past, count, tokens)
+    print(f"mean KL over {kl} tokens: {(away := divergences(net, text[:kl]))}", flush=True)
+    print(f"needles in {lengths}: {(found := needles(net, text, lengths, depths))}", flush=True)
+    print(f"loops at {past} + {tokens}: {(looped := repetition(net, text, past, count, tokens))}", flush=True)
     print(f"{'KV':6} {'mean KL':>10} {'needles':>8} {'loops':>6}   ({kl} tokens; {lengths}; {past} + {tokens})")
     for f in FORMATS:
         print(f"{f:6} {away[f]:10.2e} {found[f]:>8} {looped[f]:>6}")
