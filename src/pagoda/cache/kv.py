@@ -76,9 +76,7 @@ class KVCache:
     # Prefixes.
 
     def match(self, key: Key, tokens: tuple[int, ...]) -> Match:
-        """The longest prefix of a sequence that is in the cache, of at most len(tokens) - 1 tokens. Changes nothing:
-        its length may be asked for from any thread, and is right about now.
-        """
+        """The longest prefix kept of a sequence, of len(tokens) - 1 tokens at most; from any thread, about now."""
         assert tokens, "a sequence is empty"
         if not self.prefixes:
             return Match(0, CacheCause.OFF)
