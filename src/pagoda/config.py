@@ -96,7 +96,7 @@ class SchedulerConfig:
     tpot_target_ms: float | None = None
     """TPOT to keep for requests that name none, in milliseconds.
 
-    None keeps steps that compute prompts within twice the time of those that do not, or 50 ms.
+    None keeps steps that compute prompts within twice the time of those that do not, or 50 ms; 160 ms if many wait.
     """
     stall_s: float = 30.0
     """Seconds without progress after which the engine is declared dead."""

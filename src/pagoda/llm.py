@@ -21,7 +21,7 @@ from typing import Any, Protocol, Self, TypedDict, Unpack
 from pagoda.backends.machine import free_memory
 from pagoda.catalog import BUILTINS, Progress, open_model
 from pagoda.completion import Completion, Gather, gather, raise_failure
-from pagoda.config import EngineConfig, MachineConfig, ModelConfig, SchedulerConfig
+from pagoda.config import MAX_CHUNK, EngineConfig, MachineConfig, ModelConfig, SchedulerConfig
 from pagoda.engine import Engine, Runner, iterate, stream, validate
 from pagoda.errors import InvalidConfig, InvalidRequest
 from pagoda.explain import PrefixExplanation, explain_prefix
@@ -171,6 +171,7 @@ class LLM:
         self, model: str = "smollm2", *, progress: Progress | None = None, **options: Unpack[EngineOptions]
     ) -> None:
         began = time.monotonic()
+        options.setdefault("chunk", MAX_CHUNK)  # a program's prompts: what counts is how soon all are done
         self.config = engine_config(model, **options)
         warm = self.config.scheduler.warm
         openings = read_openings(warm) if warm is not None else []

@@ -24,6 +24,7 @@ from pagoda.server.limits import Limits, Meter
 from server.conftest import MODEL, Running, serving
 from server.fakes import ByteTokenizer, EchoRunner
 from server.rawhttp import Http
+from server.test_metrics import values
 
 Open = Callable[..., Running]
 
@@ -110,6 +111,7 @@ def test_concurrency_is_limited_by_key(start: Open, path: Path) -> None:
     assert refused.json["error"]["code"] == "concurrency_limit"
     assert refused.json["error"]["type"] == "rate_limit_error"
     assert int(refused.headers["retry-after"]) >= 1
+    assert values(server.app.state.observer)["pagoda_requests_refused_total{cause=concurrency_limit}"] == 2
     meter: Meter = server.app.state.desk.meter
     meter.check()
     assert meter._open == {}

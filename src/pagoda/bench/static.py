@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pagoda.bench.outcomes import quantile
+from pagoda.config import MAX_CHUNK
 from pagoda.engine import Engine, iterate, validate
 from pagoda.llm import engine_config, open_engine
 from pagoda.types import GenerateRequest, SamplingParams
@@ -54,7 +55,15 @@ def run(engine: Engine, batches: Sequence[Sequence[GenerateRequest]]) -> dict[st
 
 def compare(model: str, *, batch: int = 16, count: int = 96, threads: int | None = None) -> dict[str, Any]:
     """Both ways, on one loaded model, with the prefix cache off: so that neither gains by the other."""
-    config = engine_config(model, threads=threads, max_num_seqs=batch, max_model_len=512, prefix_cache=False)
+    config = engine_config(
+        model,
+        threads=threads,
+        max_num_seqs=batch,
+        max_model_len=512,
+        prefix_cache=False,
+        chunk=MAX_CHUNK,
+        speculate="off",
+    )
     opened = open_engine(config)
     try:
         requests = work(opened.engine, count)

@@ -79,7 +79,7 @@ class KVCache:
     # Prefixes.
 
     def match(self, key: Key, tokens: tuple[int, ...]) -> Match:
-        """The longest prefix of a sequence that is in the cache, of at most len(tokens) - 1 tokens."""
+        """The longest prefix kept of a sequence, of len(tokens) - 1 tokens at most; from any thread, about now."""
         assert tokens, "a sequence is empty"
         if not self.prefixes:
             return Match(0, CacheCause.OFF)
@@ -90,14 +90,6 @@ class KVCache:
             best = own
         cause, pinned = self._cause(key, tokens, best), best.nodes[len(own.nodes) :]
         return Match(best.length, cause, own.nodes, pinned, best.partial, best.differs, best.ahead)
-
-    def found(self, key: Key, tokens: tuple[int, ...]) -> int:
-        """How many tokens of a prompt are in the cache, about now: from any thread."""
-        if not self.prefixes:
-            return 0
-        most = len(tokens) - 1
-        own = self._tree.match(key, tokens, most).length
-        return max(own, self._pins.match(key, tokens, most).length) if self._pins else own
 
     def wanted(self, match: Match, tokens: int) -> int:
         """Of the available pages of one group, how many a sequence of so many tokens takes if it is admitted."""

@@ -139,7 +139,7 @@ class Engine:
         stop_ids = frozenset[int]() if request.params.ignore_eos else self._tokenizer.stop_ids
         try:
             with self._ordered:
-                found = self._cache.found(request.tenant, request.prompt)
+                found = self._cache.match(request.tenant, request.prompt).length
                 outlook = self.forecast.assess(request, found, self._clock())
                 self._refuse_late(request, outlook)
                 state = RequestState(request, sink, self._ids, wake, stop_ids, self.capacity.max_model_len)

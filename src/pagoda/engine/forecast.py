@@ -24,6 +24,8 @@ SURE = 0.95
 """Of the requests taken on, how many shall keep their target."""
 RATE = 0.05
 """How quickly the corrections follow."""
+CAUTION = math.log(1.3)
+"""The upper correction before anything was seen."""
 DOUBT = 0.001
 """Of the corrections, how much goes with each refusal."""
 MOST = math.log(8.0)
@@ -60,7 +62,7 @@ class Forecast:
         self._load, self._busy_until = Load(), 0.0
         self._coming: dict[str, int] = {}
         self._output = USUAL_OUTPUT
-        self._middle = self._upper = 0.0
+        self._middle, self._upper = 0.0, CAUTION
         self.error = 0.0
         """Mean relative error of the TTFTs predicted of late."""
 

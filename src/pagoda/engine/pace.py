@@ -19,6 +19,12 @@ STALL = 2.0
 """Without a target: how much longer a step may take for the prompts in it."""
 SMOOTH_S = 0.05
 """Without a target: what a step may take at any rate, 20 tokens a second."""
+FEW = 8
+"""Without a target: if so many wait to come in, or as many as run, a step may take longer: a larger batch gives
+all of them more tokens per second, and the queue would not get shorter otherwise.
+"""
+PRESSED_S = 0.16
+"""What a step may take then."""
 LONGEST_S = 0.25
 """What a step may take when nobody waits for a token: a newcomer waits for those in flight."""
 LEAST_ROWS = 16
@@ -41,6 +47,8 @@ class Load:
     """The shortest TPOT to keep for any of them, in seconds."""
     begun: int = 0
     """Tokens still due of prompts that were begun."""
+    waiting: int = 0
+    """Sequences that hold none, if all are one tenant's: another one shall be let in quickly."""
     crowded: bool = False
     """Whether somebody waits for pages."""
 
@@ -79,7 +87,8 @@ class Pace:
             return min(MARGIN * load.tpot, LONGEST_S)
         if not load.singles:
             return LONGEST_S
-        return min(max(STALL * calm, SMOOTH_S), LONGEST_S)
+        usual = min(max(STALL * calm, SMOOTH_S), LONGEST_S)
+        return usual + min(load.waiting / max(load.singles, FEW), 1.0) * (max(usual, PRESSED_S) - usual)
 
     def rows(self, sequence: Sequence, due: int, most: int, favoured: bool = False) -> int:
         """Rows for a prompt, up to what is due and to `most`; 0 if the step is full. One that is favoured, because its

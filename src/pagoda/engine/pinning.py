@@ -15,10 +15,12 @@ from pagoda.engine.admission import validate
 from pagoda.engine.request import Sink
 from pagoda.errors import InvalidRequest, MemoryLimit
 from pagoda.plan import Capacity
-from pagoda.types import FinishReason, GenerateRequest, PinInfo, SamplingParams, TokenEvent
+from pagoda.types import FinishReason, GenerateRequest, PinInfo, SamplingParams, Slo, TokenEvent
 
 _NO_OUTPUT = SamplingParams(max_tokens=1, temperature=0, seed=0, ignore_eos=True)
 """One token must be sampled, and nobody gets it."""
+_NO_HURRY = Slo(serve_late=True)
+"""A pin is computed however late, whatever the engine's targets are."""
 
 
 class Pinning:
@@ -34,8 +36,9 @@ class Pinning:
         """As `Engine.pin`."""
         number = next(self._numbers)
         request = validate(
-            prompt, _NO_OUTPUT, self._capacity, request_id=f"pin-{number}", arrival=time.monotonic(), tenant=owner
-        )
+            prompt, _NO_OUTPUT, self._capacity, request_id=f"pin-{number}", arrival=time.monotonic(), tenant=owner,
+            slo=_NO_HURRY,
+        )  # fmt: skip
         if not self._cache.prefixes:
             raise InvalidRequest("nothing can be pinned: the engine was started without its prefix cache")
         pinned: Future[PinInfo] = Future()

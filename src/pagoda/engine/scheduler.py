@@ -129,7 +129,8 @@ class Scheduler:
             elif due:
                 prompts.append(sequence)
         self._unfinished = list(prompts)
-        self.load = Load(0, len(singles), attended, target)
+        waiting = 0 if self._roster.shares.contended else len(self._roster.waiting)
+        self.load = Load(0, len(singles), attended, target, waiting=waiting)
         self._singles_of = {s.key for s in singles} if self._roster.shares.tenants > 1 else set()
         self._pace.open(self.load)
         return singles, prompts

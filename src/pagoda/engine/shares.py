@@ -13,6 +13,8 @@ QUANTUM = 256
 """Tokens: smaller differences between tenants do not matter, so that prompts are not cut up in turns."""
 CREDIT = 8 * QUANTUM
 """Tokens by which a tenant that was away starts before the others: so its prompt is not shared out with theirs."""
+RECENT = 20_000
+"""Tokens computed since another tenant had its turn, after which the machine is one tenant's alone."""
 OUTPUT_WEIGHT = 2
 """What an output token counts, in prompt tokens (Sheng et al., section 4.1)."""
 
@@ -24,6 +26,7 @@ class Shares:
         self._served: dict[str, int] = {}
         self._open: Counter[str] = Counter()
         self._floor = 0
+        self._last, self._changed = "", -RECENT
 
     def opened(self, tenant: str) -> None:
         """A tenant has one sequence more under way."""
@@ -40,6 +43,7 @@ class Shares:
                 del self._served[tenant]
         if not self._open:
             self._served.clear()
+            self._changed -= self._floor
             self._floor = 0
 
     def charge(self, tenant: str, tokens: int) -> None:
@@ -53,6 +57,13 @@ class Shares:
     def serve(self, tenant: str) -> None:
         """A prompt of this tenant comes next: who opens from here on starts there."""
         self._floor = max(self._floor, self._served[tenant])
+        if tenant != self._last:
+            self._last, self._changed = tenant, self._floor
+
+    @property
+    def contended(self) -> bool:
+        """Whether several tenants have requests under way, or had their turns lately."""
+        return len(self._open) > 1 or self._floor - self._changed < RECENT
 
     @property
     def tenants(self) -> int:

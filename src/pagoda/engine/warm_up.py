@@ -8,7 +8,7 @@ from pagoda.engine.admission import validate
 from pagoda.engine.engine import Engine
 from pagoda.engine.streams import iterate
 from pagoda.plan import Capacity
-from pagoda.types import GenerateRequest, SamplingParams
+from pagoda.types import GenerateRequest, SamplingParams, Slo
 
 PROMPTS = (160, 8, 8)
 """Tokens of the prompts: a chunk, and two that decode beside it."""
@@ -34,7 +34,7 @@ def warm_up_requests(capacity: Capacity, arrival: float) -> list[GenerateRequest
     return [
         validate(
             [(number + place) % capacity.vocabulary for place in range(min(length, max(1, room // 2)))],
-            params, capacity, request_id=f"warm-up-{number}", arrival=arrival,
+            params, capacity, request_id=f"warm-up-{number}", arrival=arrival, slo=Slo(serve_late=True),
         )
         for number, length in enumerate(PROMPTS)
     ]  # fmt: skip

@@ -63,7 +63,7 @@ METRICS = (
     Metric("pagoda_request_prompt_tokens", Histogram, "Tokens of a request's prompt.", (), COUNTS),
     Metric("pagoda_sequence_completion_tokens", Histogram, "Tokens of a sequence's output.", (), COUNTS),
     Metric("pagoda_requests_total", Counter, "Requests accepted into the queue."),
-    Metric("pagoda_requests_refused_total", Counter, "Requests the engine did not accept, by cause.", ("cause",)),
+    Metric("pagoda_requests_refused_total", Counter, "Requests that were not accepted, by cause.", ("cause",)),
     Metric("pagoda_http_errors_total", Counter, "Answers that were errors, by HTTP status.", ("status",)),
     Metric("pagoda_sequences_finished_total", Counter, "Sequences that ended, by finish reason.", ("reason",)),
     Metric("pagoda_prompt_tokens_total", Counter, "Prompt tokens of accepted requests."),
