@@ -26,7 +26,7 @@ from pagoda.cache.page_file import Seal
 from pagoda.cache.shelf import Shelf
 from pagoda.catalog import BUILTINS, Progress, open_model
 from pagoda.completion import Completion, Gather, gather, raise_failure
-from pagoda.config import EngineConfig, MachineConfig, ModelConfig, SchedulerConfig
+from pagoda.config import MAX_CHUNK, EngineConfig, MachineConfig, ModelConfig, SchedulerConfig
 from pagoda.engine import Engine, Runner, iterate, stream, validate
 from pagoda.errors import InvalidConfig, InvalidRequest
 from pagoda.explain import PrefixExplanation, explain_prefix
@@ -60,9 +60,12 @@ class EngineOptions(TypedDict, total=False):
     kv_dir: str | None
     kv_dir_budget: int | None
     max_num_seqs: int
-    chunk: int
+    chunk: int | None
     steps_in_flight: int
     max_queued: int
+    max_queued_tokens: int
+    ttft_target_ms: float | None
+    tpot_target_ms: float | None
     stall_s: float
     prefix_cache: bool
     warm: str | None
@@ -206,6 +209,7 @@ class LLM:
         self, model: str = "smollm2", *, progress: Progress | None = None, **options: Unpack[EngineOptions]
     ) -> None:
         began = time.monotonic()
+        options.setdefault("chunk", MAX_CHUNK)  # a program's prompts: what counts is how soon all are done
         self.config = engine_config(model, **options)
         warm = self.config.scheduler.warm
         openings = read_openings(warm) if warm is not None else []

@@ -30,6 +30,9 @@ class SequenceStart:
     """With `seed` resolved."""
     choice: int
     """Which of the request's `n` choices: part of the noise's key."""
+    candidates: int = -1
+    """At least so many likeliest tokens come with each sample, whatever the parameters ask for; 0: just its own
+    log-probability; -1: what they ask for."""
 
 
 @dataclass(frozen=True, slots=True)

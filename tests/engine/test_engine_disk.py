@@ -70,7 +70,6 @@ class Tier:
 class DiskTraffic(Traffic):
     tier: Any = None
     seed: int = 0
-    ordered: bool = False
 
     def open_engine(self, config):
         self.random = random.Random(self.seed)

@@ -44,10 +44,11 @@ AXES: dict[str, Sequence[Any]] = {
     "fuse": (True, False),
     "page_size": (1, 4, 16, 32),
     "pages": ("plenty", "scarce"),
-    "chunk": (1, 3, 16, 17, 64, 512),
+    "chunk": (1, 3, 16, 17, 64, 512, None),
     "steps_in_flight": (1, 2, 3),
     "batch": (1, 2, 5, 17),
     "arrival": ("together", "one by one"),
+    "policy": ("no targets", "targets and priorities", "tenants"),
     "prefixes": ("off", "kept", "kept and met again", "restored from disk"),
     "drafts": ("none", "known", "two of three right", "n-grams", "first layer", "a model of its own"),
 }

@@ -29,7 +29,7 @@ from pagoda.obs.observer import EngineState, NoObserver
 from pagoda.plan import Capacity, Chunk, SequenceStart, StepPlan, StepResult
 from pagoda.runner.guessing import Guesser
 from pagoda.runner.runner import Runner
-from pagoda.types import FinishReason, GenerateRequest, SamplingParams, TokenEvent, TokenLogprob
+from pagoda.types import FinishReason, GenerateRequest, SamplingParams, Slo, TokenEvent, TokenLogprob
 
 Line = tuple[tuple[int, ...], tuple[TokenLogprob, ...]]
 """A sequence's output: tokens, and log-probabilities if they were asked for. Equal if every bit is."""
@@ -44,9 +44,15 @@ class Ask:
     params: SamplingParams
     tokens: int
 
-    def request(self, name: str) -> GenerateRequest:
+    def request(self, name: str, policy: str = "no targets") -> GenerateRequest:
         params = replace(self.params, max_tokens=self.tokens, ignore_eos=True, seed=self.params.seed or 0)
-        return GenerateRequest(name, self.prompt, params, 0.0)
+        number = len(name) + len(self.prompt)
+        if policy == "tenants":
+            return GenerateRequest(name, self.prompt, params, 0.0, f"tenant {number % 3}")
+        if policy == "no targets":
+            return GenerateRequest(name, self.prompt, params, 0.0)
+        slo = Slo(float(1 + number % 7), float(1 + number % 30), serve_late=True)
+        return GenerateRequest(name, self.prompt, params, 0.0, "", slo, number % 5 - 2)
 
     def pages(self, page_size: int) -> int:
         """Pages that one choice needs at its end."""
@@ -196,6 +202,7 @@ def through_engine(
     arrival: str = "together",
     rounds: int = 1,
     drafters: Sequence[Drafter] = (),
+    policy: str = "no targets",
     kv_dir: Path | None = None,
 ) -> list[dict[tuple[int, int], Line]]:
     """The outputs by (request, choice), of each round of the same requests through one engine, with a tier on disk if
@@ -204,7 +211,7 @@ def through_engine(
     open_disk = None if kv_dir is None else disk_of(runner, KVDir(kv_dir), None)
     drafts = Controller(drafters, always=True)
     engine = Engine(runner, NoText(), config, seen, speculation=drafts, open_disk=open_disk)
-    lines = [_round(engine, asks, seen, arrival, first=i == 0) for i in range(rounds)]
+    lines = [_round(engine, asks, seen, arrival, policy, first=i == 0) for i in range(rounds)]
     if (report := engine.disk_report()) is not None:
         assert not report.faults
         seen.restored += report.restored
@@ -215,11 +222,11 @@ def through_engine(
 
 
 def _round(
-    engine: Engine, asks: Sequence[Ask], seen: Seen, arrival: str, *, first: bool
+    engine: Engine, asks: Sequence[Ask], seen: Seen, arrival: str, policy: str, *, first: bool
 ) -> dict[tuple[int, int], Line]:
     """`arrival`: all at once, or each when the one before has its first token."""
     events: queue.SimpleQueue[TokenEvent] = queue.SimpleQueue()
-    coming = iter([ask.request(str(i)) for i, ask in enumerate(asks)])
+    coming = iter([ask.request(str(i), policy) for i, ask in enumerate(asks)])
     for request in coming:
         engine.submit(request, events.put)
         if arrival == "one by one":
@@ -228,6 +235,7 @@ def _round(
         engine.start()
     tokens: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
     logprobs: defaultdict[tuple[int, int], list[TokenLogprob]] = defaultdict(list)
+    stops = {str(i): ask.params.stop_token_ids for i, ask in enumerate(asks)}
     left, met = sum(ask.params.n for ask in asks), set[str]()
     while left:
         event = events.get(timeout=60)
@@ -238,7 +246,7 @@ def _round(
         seen.accepted += event.accepted_drafts
         seen.rejected += event.rejected_drafts
         if event.finish is not None:
-            assert event.finish is FinishReason.LENGTH, event
+            assert event.finish is FinishReason.LENGTH or event.token_ids[-1] in stops[event.request_id], event
             left -= 1
         if event.request_id not in met:
             met.add(event.request_id)
@@ -248,10 +256,10 @@ def _round(
     return {key: (tuple(tokens[key]), tuple(logprobs[key])) for key in tokens}
 
 
-def scheduler(case: Mapping[str, Any]) -> SchedulerConfig:
+def scheduler(case: Mapping[str, Any], **more: Any) -> SchedulerConfig:
     """A case's values as settings."""
     return SchedulerConfig(
-        chunk=case["chunk"], steps_in_flight=case["steps_in_flight"], prefix_cache=case["prefixes"] != "off"
+        chunk=case["chunk"], steps_in_flight=case["steps_in_flight"], prefix_cache=case["prefixes"] != "off", **more
     )
 
 

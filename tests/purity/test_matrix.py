@@ -106,7 +106,7 @@ def test_matrix(case: dict[str, Any], models: dict[str, Path], baseline: Baselin
         ) as runner:  # fmt: skip
             got += through_engine(
                 runner, asks, scheduler(case), seen, case["arrival"], rounds, drafters[case["drafts"]],
-                tmp_path / "kv" if lives > 1 else None,
+                case["policy"], tmp_path / "kv" if lives > 1 else None,
             )  # fmt: skip
     seen.cases += 1
     for i, (length, params, tokens) in enumerate(wanted):

@@ -141,6 +141,41 @@ def test_names(metric: object) -> None:
     assert metric.help.endswith(".")  # type: ignore[attr-defined]
 
 
+def test_vllms_names() -> None:
+    """Its dashboards and routers find what they look for, colon and labels included."""
+    observer = PrometheusObserver("vllm")
+    observer.serving("m", Capacity((8,), 16, 100, 10, "fp"))
+    plan = StepPlan(1, (Chunk(0, 0, (1, 2, 3), ((0,),), True),))
+    observer.stepped(plan, StepResult(1, (), 0.03), EngineState(running=2, waiting=5, pages_used=6, pages_total=8))
+    observer.emitted(last_event(FinishReason.STOP, 3, Timings(0.1, 0.3, 0.7)), 0.04)
+    text, kind = observer.render("application/openmetrics-text; version=1.0.0")
+    assert kind.startswith("text/plain; version=0.0.4")
+    lines = text.decode().splitlines()
+    labels = 'engine="0",model_name="m"'
+    for line in (
+        f"vllm:num_requests_running{{{labels}}} 2.0",
+        f"vllm:num_requests_waiting{{{labels}}} 5.0",
+        f"vllm:kv_cache_usage_perc{{{labels}}} 0.75",
+        f"vllm:time_to_first_token_seconds_sum{{{labels}}} 0.3",
+        f"vllm:generation_tokens_total{{{labels}}} 1.0",
+        'vllm:request_success_total{engine="0",finished_reason="stop",model_name="m"} 1.0',
+        f"vllm:iteration_tokens_total_sum{{{labels}}} 3.0",
+        "# TYPE vllm:generation_tokens_total counter",
+        "pagoda_pages 8.0",
+    ):
+        assert line in lines, line
+
+
+def test_errors_of_predictions() -> None:
+    observer = PrometheusObserver()
+    plan = StepPlan(1, (Chunk(0, 0, (1,), ((0,),), True),))
+    observer.stepped(plan, StepResult(1, (), 0.03), EngineState(step_error=-0.25))
+    observer.emitted(last_event(FinishReason.STOP, 3, Timings(0.1, 0.4, 0.7, predicted=0.5)), 0.04)
+    seen = values(observer)
+    assert seen["pagoda_step_prediction_error_sum"] == 0.25
+    assert seen["pagoda_ttft_prediction_error_sum"] == pytest.approx(0.25)
+
+
 def test_every_row_is_built() -> None:
     text = PrometheusObserver().render()[0].decode()
     for metric in METRICS:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from pagoda.config import MAX_CHUNK
 from pagoda.engine import iterate, validate
 from pagoda.llm import engine_config, open_engine
 from pagoda.obs.observer import EngineState, NoObserver
@@ -95,6 +96,7 @@ class OfflineBench:
                 max_num_seqs=most,
                 max_model_len=longest,
                 speculate="off",
+                chunk=MAX_CHUNK,
                 prefix_cache=prefix_cache,
             ),
             self._clock,

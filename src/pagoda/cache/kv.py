@@ -4,7 +4,10 @@ Knows page tables, token ids and counts. Does not know what a page holds: whoeve
 and carries out the copies it returns before writing. Plans run strictly in order, so a page given back may be handed
 out at once, and a page may be shared once the plan that fills it is handed over: whoever reads it comes later.
 
-Every group's tables have the same length and are shared alike; only the page numbers differ.
+Every group's tables have the same length and are shared alike; only the page numbers differ. A group with a sliding
+window would give back the pages before it: its tables would start at a page other than 0 (plans and kernels would have
+to know which), counts of pages would differ by group (`_splits`, `_lack` and `alone` look at the first), a node of the
+tree would hold pages of some groups only, and a match could end only where a whole window's pages before it are kept.
 
 Paging after Kwon et al. 2023, "Efficient Memory Management for Large Language Model Serving with PagedAttention".
 """
@@ -18,7 +21,7 @@ from pagoda.cache.eviction import Eviction
 from pagoda.cache.pins import Pins
 from pagoda.cache.pool import PagePool
 from pagoda.cache.radix import Found, Key, Node, Pages, RadixTree
-from pagoda.cache.tables import NO_ROOM, READY, Extension, Held, Match, Tables
+from pagoda.cache.tables import READY, Extension, Held, Match, Tables
 from pagoda.plan import PageCopy
 from pagoda.types import CacheCause, CacheReport, PinInfo
 
@@ -80,7 +83,7 @@ class KVCache:
     # Prefixes.
 
     def match(self, key: Key, tokens: tuple[int, ...]) -> Match:
-        """The longest prefix of a sequence that is in the cache, of at most len(tokens) - 1 tokens."""
+        """The longest prefix kept of a sequence, of len(tokens) - 1 tokens at most; from any thread, about now."""
         assert tokens, "a sequence is empty"
         if not self.prefixes:
             return Match(0, CacheCause.OFF)
@@ -198,11 +201,20 @@ class KVCache:
         assert start < upto, f"no positions from {start} to {upto}"
         assert start <= held.slots, f"positions from {start}, and {held.slots} have slots"
         first, last = start // self.page_size, self.pages_for(upto)
+        table = held.tables[0]
+        if (
+            last - first == 1
+            and len(table) == last
+            and start >= held.committed
+            and not self._pools[0].shared(table[first])
+        ):
+            held.slots = upto  # what nearly every step of a sequence comes to
+            return READY
         extension = READY
         if start < held.committed or len(held.tables[0]) != last or self._splits(held, first, last):
             lack, mine = self._lack(held, first, last), self._mine(held, first, last)
             if lack > len(mine):
-                return NO_ROOM
+                return Extension(False, lack=lack - len(mine))
             self._uncommit(held, start)
             self._cut(held, last)
             for unit in mine[: max(lack, 0)]:
@@ -225,6 +237,10 @@ class KVCache:
         forked = Held(held.key, tables, at, held.committed, list(held.path), list(held.tail))
         self._uncommit(forked, at)
         self._held[child] = forked
+
+    def alone(self, sequence: int) -> int:
+        """Of a sequence's pages in one group, how many no other and no pin holds: so many its release gives."""
+        return sum(map(self._pools[0].alone, self._held[sequence].tables[0]))
 
     def release(self, sequence: int) -> None:
         """Close a page table. Its committed tokens are kept while there is room; pages that nobody holds are free."""

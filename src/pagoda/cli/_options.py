@@ -56,7 +56,12 @@ MaxModelLen = Annotated[
     typer.Option(help="Longest sequence in tokens; none is the model's own length.", rich_help_panel=_ENGINE),
 ]
 MaxNumSeqs = Annotated[int, typer.Option(help="Most sequences in one step.", rich_help_panel=_ENGINE)]
-ChunkTokens = Annotated[int, typer.Option("--chunk", help="Most tokens computed in one step.", rich_help_panel=_ENGINE)]
+ChunkTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--chunk", help="Most tokens computed in one step; none chooses for each, by its time.", rich_help_panel=_ENGINE
+    ),
+]
 PageSize = Annotated[int, typer.Option(help="Token slots of a KV page; a power of two.", rich_help_panel=_ENGINE)]
 KvFormat = Annotated[
     str, typer.Option(help="How keys and values are stored: f16, int8, int4 or f32.", rich_help_panel=_ENGINE)

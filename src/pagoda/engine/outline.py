@@ -10,11 +10,15 @@ from pagoda.plan import Chunk, PageCopy, PageMove, SequenceStart, StepPlan
 class Outline:
     """The chunks placed so far, and what is left of the step."""
 
-    __slots__ = ("chunks", "copies", "loads", "placed", "rows", "saves", "short", "starts")
+    __slots__ = ("chunks", "copies", "kept", "loads", "placed", "prompt_rows", "rows", "saves", "short", "starts")
 
     def __init__(self, rows: int) -> None:
         self.rows = rows
         """Rows left."""
+        self.kept = 0
+        """Of them, those kept for sequences with one token due."""
+        self.prompt_rows = 0
+        """Rows taken by prompts."""
         self.short = False
         """Whether pages ran out."""
         self.chunks: list[Chunk] = []
@@ -40,7 +44,8 @@ class Outline:
         self.chunks.append(Chunk(sequence.id, start, tokens, pages, end == sequence.known, len(drafts), drafter))
         self.placed[sequence.id] = sequence
         self.rows -= len(tokens)
-        self.copies.extend(extension.copies)
+        if extension.copies:
+            self.copies.extend(extension.copies)
         if not sequence.started:
             sequence.started = True
             self.starts.append(sequence.start())

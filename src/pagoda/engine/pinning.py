@@ -16,10 +16,12 @@ from pagoda.engine.admission import validate
 from pagoda.engine.request import Sink
 from pagoda.errors import InvalidRequest, MemoryLimit, PagodaError
 from pagoda.plan import Capacity
-from pagoda.types import FinishReason, GenerateRequest, PinInfo, SamplingParams, TokenEvent
+from pagoda.types import FinishReason, GenerateRequest, PinInfo, SamplingParams, Slo, TokenEvent
 
 _NO_OUTPUT = SamplingParams(max_tokens=1, temperature=0, seed=0, ignore_eos=True)
 """One token must be sampled, and nobody gets it."""
+_NO_HURRY = Slo(serve_late=True)
+"""A pin is computed however late, whatever the engine's targets are."""
 
 
 _NO_DISK = NoDisk()
@@ -64,6 +66,7 @@ class Pinning:
             request_id=f"pin-{pin.number}",
             arrival=time.monotonic(),
             tenant=pin.owner,
+            slo=_NO_HURRY,
         )
         if not self._cache.prefixes:
             raise InvalidRequest("nothing can be pinned: the engine was started without its prefix cache")

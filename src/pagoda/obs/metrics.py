@@ -14,6 +14,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import choose_encoder
 
+from pagoda.obs import vllm_names
 from pagoda.obs.observer import EngineState
 from pagoda.plan import Capacity, StepPlan, StepResult
 from pagoda.types import CacheCause, DiskReport, GenerateRequest, TokenEvent
@@ -22,6 +23,7 @@ LONG = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160
 """Seconds: waiting times, from an idle engine's to a crowded one's."""
 SHORT = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.12, 0.2, 0.5, 1, 2.5)
 """Seconds: gaps between tokens, and steps."""
+ERRORS = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2, 5)
 COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 
 
@@ -62,7 +64,7 @@ METRICS = (
     Metric("pagoda_request_prompt_tokens", Histogram, "Tokens of a request's prompt.", (), COUNTS),
     Metric("pagoda_sequence_completion_tokens", Histogram, "Tokens of a sequence's output.", (), COUNTS),
     Metric("pagoda_requests_total", Counter, "Requests accepted into the queue."),
-    Metric("pagoda_requests_refused_total", Counter, "Requests the engine did not accept, by cause.", ("cause",)),
+    Metric("pagoda_requests_refused_total", Counter, "Requests that were not accepted, by cause.", ("cause",)),
     Metric("pagoda_http_errors_total", Counter, "Answers that were errors, by HTTP status.", ("status",)),
     Metric("pagoda_sequences_finished_total", Counter, "Sequences that ended, by finish reason.", ("reason",)),
     Metric("pagoda_prompt_tokens_total", Counter, "Prompt tokens of accepted requests."),
@@ -93,6 +95,20 @@ METRICS = (
     Metric("pagoda_disk_faults_total", Counter, "Files that could not be used or written, by cause.", ("cause",)),
     Metric("pagoda_step_seconds", Histogram, "What the machine room worked on a step.", (), SHORT),
     Metric("pagoda_step_rows", Histogram, "Tokens computed in a step.", (), COUNTS),
+    Metric(
+        "pagoda_step_prediction_error",
+        Histogram,
+        "Relative error, without its sign, of the seconds predicted for a step: 0.1 is a tenth too few or too many.",
+        (),
+        ERRORS,
+    ),
+    Metric(
+        "pagoda_ttft_prediction_error",
+        Histogram,
+        "Relative error, without its sign, of the TTFT predicted when a request was taken on.",
+        (),
+        ERRORS,
+    ),
     Metric("pagoda_info", Gauge, "1; the labels say what is served.", ("model", "fingerprint", "page_size")),
 )
 """All metrics there are. A counter's `_total` is part of its name; a histogram adds `_bucket`, `_sum` and `_count`."""
@@ -106,9 +122,14 @@ def _build(metric: Metric, registry: CollectorRegistry) -> Any:
 
 
 class PrometheusObserver:
-    """Counts what the engine tells, in a registry of its own. Safe to call from any thread."""
+    """Counts what the engine tells, in a registry of its own. Safe to call from any thread.
 
-    def __init__(self) -> None:
+    Args:
+        compat: `vllm` adds vLLM's names for what it has too.
+    """
+
+    def __init__(self, compat: str | None = None) -> None:
+        self._compat = compat
         self.registry = CollectorRegistry()
         built = {metric.name: _build(metric, self.registry) for metric in METRICS}
         self._metrics: dict[str, Any] = built
@@ -119,14 +140,19 @@ class PrometheusObserver:
         self._generated: Callable[[float], None] = built["pagoda_generation_tokens_total"].inc
         self._step_seconds: Callable[[float], None] = built["pagoda_step_seconds"].observe
         self._step_rows: Callable[[float], None] = built["pagoda_step_rows"].observe
+        self._step_error: Callable[[float], None] = built["pagoda_step_prediction_error"].observe
+        self._model = ""
 
     def serving(self, model: str, capacity: Capacity) -> None:
         """What is served: known once the model is loaded."""
+        self._model = model
         self._metrics["pagoda_info"].labels(model, capacity.fingerprint, str(capacity.page_size)).set(1)
         self._metrics["pagoda_pages"].set(sum(capacity.pages))
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
         """The text for a scraper and its content type, by the scraper's `Accept` header."""
+        if self._compat == "vllm":
+            return vllm_names.render(self.registry, self._model), vllm_names.CONTENT_TYPE
         encoder, content_type = choose_encoder(accept)
         return encoder(self.registry), content_type
 
@@ -172,6 +198,7 @@ class PrometheusObserver:
         if plan.chunks:  # else it only moved pages
             self._step_seconds(result.seconds)
             self._step_rows(plan.rows)
+            self._step_error(abs(state.step_error))
         self.queues(state.running, state.waiting)
         self._metrics["pagoda_pages_used"].set(state.pages_used)
         self._metrics["pagoda_pages_cached"].set(state.pages_cached)
@@ -196,6 +223,9 @@ class PrometheusObserver:
         self._metrics["pagoda_queue_seconds"].observe(timings.queued)
         self._metrics["pagoda_ttft_seconds"].observe(timings.first_token)
         self._metrics["pagoda_e2e_seconds"].observe(timings.total)
+        if timings.predicted is not None and timings.first_token > 0 and event.index == 0:
+            wrong = abs(timings.predicted - timings.first_token) / timings.first_token
+            self._metrics["pagoda_ttft_prediction_error"].observe(wrong)
         if tokens > 1:
             self._metrics["pagoda_tpot_seconds"].observe((timings.total - timings.first_token) / (tokens - 1))
 

@@ -196,7 +196,7 @@ def _product(dims: Iterable[int]) -> int:
 def _step(counts: Footprint, config: EngineConfig) -> int:
     scheduler = config.scheduler
     drafts = 0 if scheduler.speculate == "off" else MOST_OF_STEP
-    return counts.row * scheduler.chunk + counts.sampled_row * min(scheduler.max_num_seqs + drafts, scheduler.chunk)
+    return counts.row * scheduler.rows + counts.sampled_row * min(scheduler.max_num_seqs + drafts, scheduler.rows)
 
 
 def _kv_limit(free: int, weights: int) -> int:
