@@ -7,6 +7,7 @@ as they stand here; units are base units. One `observe` costs about 2 us, and a 
 from __future__ import annotations
 
 import threading
+from collections import Counter as Counts
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -109,6 +110,15 @@ METRICS = (
         (),
         ERRORS,
     ),
+    Metric(
+        "pagoda_drafts_total",
+        Counter,
+        "Drafts verified, by drafter and by whether they were right.",
+        ("drafter", "right"),
+    ),
+    Metric(
+        "pagoda_drafts_right", Histogram, "Drafts of a sequence in one step that were right.", ("drafter",), COUNTS[:5]
+    ),
     Metric("pagoda_info", Gauge, "1; the labels say what is served.", ("model", "fingerprint", "page_size")),
 )
 """All metrics there are. A counter's `_total` is part of its name; a histogram adds `_bucket`, `_sum` and `_count`."""
@@ -199,11 +209,22 @@ class PrometheusObserver:
             self._step_seconds(result.seconds)
             self._step_rows(plan.rows)
             self._step_error(abs(state.step_error))
+        if plan.drafts:
+            self._drafted(plan, result)
         self.queues(state.running, state.waiting)
         self._metrics["pagoda_pages_used"].set(state.pages_used)
         self._metrics["pagoda_pages_cached"].set(state.pages_cached)
         self._metrics["pagoda_pages_pinned"].set(state.pages_pinned)
         self._metrics["pagoda_pages"].set(state.pages_total)
+
+    def _drafted(self, plan: StepPlan, result: StepResult) -> None:
+        sampled = Counts(s.sequence for s in result.sampled)
+        for chunk in plan.chunks:
+            if chunk.drafts:
+                right = sampled[chunk.sequence] - 1
+                self._metrics["pagoda_drafts_total"].labels(chunk.drafter, "yes").inc(right)
+                self._metrics["pagoda_drafts_total"].labels(chunk.drafter, "no").inc(chunk.drafts - right)
+                self._metrics["pagoda_drafts_right"].labels(chunk.drafter).observe(right)
 
     def emitted(self, event: TokenEvent, gap: float | None) -> None:
         """An event left the engine."""

@@ -76,6 +76,7 @@ class Order:
     path: str
     slo: Slo
     priority: int
+    speculate: bool = True
 
     @property
     def targets(self) -> Slo:
@@ -151,6 +152,7 @@ class Desk:
                 tenant=order.caller.tenant,
                 slo=order.targets,
                 priority=order.priority,
+                speculate=order.speculate,
             )
             params = replace(params, seed=request.params.seed)
             admitted.append(request)

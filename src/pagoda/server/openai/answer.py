@@ -64,6 +64,8 @@ class Call:
     shape: Callable[[Head, Desk], Shape]
     slo: Slo
     priority: int
+    speculate: bool
+    """Whether drafts may be verified for it."""
     repetition_stop: int | None
     """As the client wrote it; None if the caller's own stands."""
 
@@ -85,7 +87,7 @@ async def answer(request: Request, parse: Callable[[bytes, Desk], Call]) -> Resp
         params = call.params
         if call.repetition_stop is None and caller.limits.repetition_stop:
             params = replace(params, repetition_stop=caller.limits.repetition_stop)
-        order = Order(caller, request.url.path, call.slo, call.priority)
+        order = Order(caller, request.url.path, call.slo, call.priority, call.speculate)
         requests = desk.admit(prompts, params, new_id(call.prefix), arrival, order)
     except InvalidRequest as error:
         if error.param == "prompt":

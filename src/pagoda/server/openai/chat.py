@@ -117,6 +117,7 @@ def parse(body: bytes, desk: Desk) -> Call:
         seed=fields.seed,
         slo=fields.targets,
         priority=fields.priority or 0,
+        speculate=fields.speculation != "off",
         repetition_stop=fields.repetition_stop,
         prefix="chatcmpl",
         prompt_field="messages",

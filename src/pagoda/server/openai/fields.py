@@ -53,6 +53,7 @@ class SharedFields(msgspec.Struct, kw_only=True):
     repetition_stop: int | None = None
     slo: SloFields | None = None
     priority: int | None = None
+    speculation: Literal["auto", "off"] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     explain: bool | None = None
