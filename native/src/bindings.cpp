@@ -191,6 +191,7 @@ NB_MODULE(_native, m) {
       .def("wait", &StepJob::wait, nb::call_guard<nb::gil_scoped_release>())
       .def_prop_ro("over", &StepJob::over)
       .def_prop_ro("seconds", &StepJob::seconds)
+      .def_prop_ro("times", &StepJob::times)
       .def("drawn", &drawn)
       .def("outputs", &outputs);
 
@@ -219,17 +220,17 @@ NB_MODULE(_native, m) {
       [](Pool& pool, std::shared_ptr<Program> program, std::shared_ptr<KVStore> kv, std::shared_ptr<Slots> slots, const Ints& ids,
          const Ints& positions, const Ints& sequences, const Ints& sampled, const Ints& sequence_slots, const std::vector<Ints2>& tables,
          const std::map<std::string, Floats2>& inputs, const std::vector<DrawTuple>& draws, const std::vector<std::tuple<int, int, int, int>>& copies,
-         const std::vector<std::tuple<int, Ints>>& starts, bool outputs) {
+         const std::vector<std::tuple<int, Ints>>& starts, bool outputs, bool clocked) {
         Step step = make_step(ids, positions, sequences, sampled, sequence_slots, tables, inputs);
         for (const auto& d : draws) step.draws.push_back(draw_row(d));
         for (const auto& [group, source, target, n] : copies) step.copies.push_back({group, source, target, n});
         for (const auto& [slot, prompt] : starts) step.starts.push_back({slot, copied(prompt)});
-        step.outputs = outputs;
+        step.outputs = outputs, step.clocked = clocked;
         program->check(step, *kv, slots != nullptr);
         auto job = std::make_shared<StepJob>(std::move(program), std::move(kv), std::move(slots), std::move(step), pool.threads());
         pool.submit(job);
         return job;
       },
       "pool"_a, "program"_a, "kv"_a, "slots"_a.none(), "ids"_a, "positions"_a, "sequences"_a, "sampled"_a, "sequence_slots"_a, "tables"_a,
-      "inputs"_a, "draws"_a, "copies"_a, "starts"_a, "outputs"_a);
+      "inputs"_a, "draws"_a, "copies"_a, "starts"_a, "outputs"_a, "clocked"_a);
 }

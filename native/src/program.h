@@ -67,6 +67,7 @@ struct Step {
   std::vector<Start> starts;   // of sequences, before anything else
   std::vector<DrawRow> draws;  // empty, or one for each sampled row
   bool outputs = true;         // whether the instructions Output copy anything
+  bool clocked = false;        // whether to note how long each stage takes
 };
 
 class StepJob;

@@ -1,6 +1,7 @@
 #include "step_job.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 
 #include "require.h"
@@ -55,6 +56,7 @@ void StepJob::begin() {
     attention_.try_emplace(key, step_.positions, step_.sequences, i.whole[2], kv.heads, threads_).first->second.reserve(queries(i), kv.padded);
   }
   drawn_.resize(step_.draws.size());
+  if (step_.clocked) nanoseconds_ = std::vector<std::atomic<int64_t>>(program_->instructions_.size() + 1);
 }
 
 std::vector<int> StepJob::stages() {
@@ -101,6 +103,20 @@ int StepJob::tiles(const Instruction& i) {
 }
 
 void StepJob::run(int stage, int tile, int worker) {
+  if (!step_.clocked) return run_tile(stage, tile, worker);
+  const auto start = std::chrono::steady_clock::now();
+  run_tile(stage, tile, worker);
+  const auto taken = std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - start);
+  nanoseconds_[size_t(stage)].fetch_add(taken.count(), std::memory_order_relaxed);
+}
+
+std::vector<double> StepJob::times() const {
+  std::vector<double> seconds;
+  for (const auto& n : nanoseconds_) seconds.push_back(double(n.load()) * 1e-9);
+  return seconds;
+}
+
+void StepJob::run_tile(int stage, int tile, int worker) {
   if (size_t(stage) == program_->instructions_.size()) return draw_row(tile);
   const Instruction& i = program_->instructions_[size_t(stage)];
   switch (i.op) {

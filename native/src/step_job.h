@@ -1,6 +1,7 @@
 // One step of a program, as a job of the pool: each instruction is a stage, its rows or columns are the tiles.
 #pragma once
 
+#include <atomic>
 #include <map>
 #include <memory>
 #include <string>
@@ -22,6 +23,8 @@ class StepJob : public Job {
   const std::map<std::string, std::vector<float>>& outputs() const { return outputs_; }
   const std::map<std::string, int>& widths() const { return widths_; }
   const std::vector<DrawResult>& drawn() const { return drawn_; }
+  // Seconds of each stage, its tiles together, in the order of the instructions and then the sampling; empty if not clocked.
+  std::vector<double> times() const;
 
  private:
   const BufferShape& shape(int buffer) const { return program_->shapes_[size_t(buffer)]; }
@@ -31,6 +34,7 @@ class StepJob : public Job {
   int queries(const Instruction& i) const;
   AttentionPlan& plan(const Instruction& i) { return attention_.at({i.whole[0], i.whole[2]}); }
 
+  void run_tile(int stage, int tile, int worker);
   void begin();
   int tiles(const Instruction& i);
   int rows_of(const Instruction& i) const;
@@ -59,6 +63,7 @@ class StepJob : public Job {
   std::map<std::string, std::vector<float>> outputs_;
   std::map<std::string, int> widths_;
   std::vector<DrawResult> drawn_;
+  std::vector<std::atomic<int64_t>> nanoseconds_;  // by stage, if the step is clocked
 };
 
 }  // namespace pagoda
