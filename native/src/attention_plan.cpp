@@ -1,28 +1,28 @@
 #include "attention_plan.h"
 
+#include <algorithm>
 #include <cstring>
 
 namespace pagoda {
 namespace {
 
-constexpr int kRowBlock = 8;  // most rows of one task
-
-// Rows of one sequence from r on, at most kRowBlock.
-int block_of(const std::vector<int32_t>& sequences, int r) {
+// Rows of one sequence from r on, at most `most`.
+int block_of(const std::vector<int32_t>& sequences, int r, int most) {
   int n = 1;
-  while (size_t(r + n) < sequences.size() && n < kRowBlock && sequences[size_t(r + n)] == sequences[size_t(r)]) n++;
+  while (size_t(r + n) < sequences.size() && n < most && sequences[size_t(r + n)] == sequences[size_t(r)]) n++;
   return n;
 }
 
 }  // namespace
 
-AttentionPlan::AttentionPlan(const std::vector<int32_t>& positions, const std::vector<int32_t>& sequences, int window, int heads, int threads) {
-  const int rows = int(positions.size());
+AttentionPlan::AttentionPlan(const std::vector<int32_t>& positions, const std::vector<int32_t>& sequences, int window, int heads, int queries,
+                             int threads) {
+  const int rows = int(positions.size()), most = std::max(1, kGroupMax / queries);
   int blocks = 0;
-  for (int r = 0; r < rows; r += block_of(sequences, r)) blocks++;
+  for (int r = 0; r < rows; r += block_of(sequences, r, most)) blocks++;
   const bool split = blocks * heads < 4 * threads;
   for (int r = 0; r < rows;) {
-    const int n = block_of(sequences, r), span = first_seen(positions[size_t(r)], window) / kSpan;
+    const int n = block_of(sequences, r, most), span = first_seen(positions[size_t(r)], window) / kSpan;
     const int spans = positions[size_t(r + n - 1)] / kSpan + 1 - span;
     for (int h = 0; h < heads; h++) {
       if (!split || spans == 1) {

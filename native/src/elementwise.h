@@ -107,18 +107,28 @@ inline void rope(float* x, int heads, int dim, int dims, const float* cos, const
 }
 
 inline float max_of(const float* x, int n) {
-  V top = set1(x[0]);
+  V tops[4] = {set1(x[0]), set1(x[0]), set1(x[0]), set1(x[0])};  // so that one need not wait for the one before
   int i = 0;
+  for (; i + 4 * kLanes <= n; i += 4 * kLanes)
+    for (int j = 0; j < 4; j++) tops[j] = max(tops[j], load(x + i + j * kLanes));
+  V top = max(max(tops[0], tops[1]), max(tops[2], tops[3]));
   for (; i + kLanes <= n; i += kLanes) top = max(top, load(x + i));
   float best = reduce_max(top);
   for (; i < n; i++) best = x[i] > best ? x[i] : best;
   return best;
 }
 
-// The first index of the largest value.
+// The first index of the largest value: found in the first piece whose largest is the largest of all.
 inline int argmax(const float* x, int n) {
-  const float top = max_of(x, n);
-  for (int i = 0; i < n; i++)
+  constexpr int piece = 1024;
+  const auto size = [&](int i) { return n - i < piece ? n - i : piece; };
+  int first = 0;
+  float top = max_of(x, size(0));
+  for (int i = piece; i < n; i += piece) {
+    const float largest = max_of(x + i, size(i));
+    if (largest > top) top = largest, first = i;
+  }
+  for (int i = first; i < first + size(first); i++)
     if (x[i] == top) return i;
   return 0;
 }

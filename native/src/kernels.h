@@ -52,7 +52,7 @@ enum class KVFormat : int { F32, F16, Int8, Int4 };
 //   values   [slots][padded]; in Int4 byte j of a block of 32 has element j in its low bits and 16 + j in its high ones
 struct KVPages {
   KVFormat format;
-  int heads, dim, padded, slots;
+  int heads, dim, padded, slots;  // slots: a power of two
   size_t page_bytes, head_bytes;  // head_bytes: scales, keys and values of one head in one page
   uint8_t* base;
 
@@ -79,10 +79,14 @@ struct KVPages {
   uint16_t* value_scales(int page, int h) const { return (uint16_t*)(head(page, h) + scale_bytes()); }
   uint8_t* keys(int page, int h) const { return head(page, h) + 2 * scale_bytes(); }
   uint8_t* values(int page, int h) const { return keys(page, h) + size_t(key_rows()) * size_t(slots) * key_bytes(); }
+  // Where a position lies: the entry of a page table, and the slot.
+  int page_shift() const { return __builtin_ctz(unsigned(slots)); }
+  int page(int position) const { return position >> page_shift(); }
+  int slot(int position) const { return position & (slots - 1); }
   // Floats of one query as `attend` reads it: its elements (turned, if keys are integers), then the sum of each block.
   int query_floats() const { return padded + blocks(); }
   // Floats of scratch that `attend` needs for `count` queries.
-  size_t attend_floats(int count) const { return (2 * size_t(count) + 1) * kSpan + 16 * size_t(dim) + 16 * size_t(sets()); }
+  size_t attend_floats(int count) const { return (2 * size_t(count) + 1) * kSpan + 128 * size_t(padded) + 64 * size_t(sets()); }
 };
 
 // The part of a softmax-weighted sum that comes from one span of keys, or from several merged: max, sum, unnormalised output.

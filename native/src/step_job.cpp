@@ -11,9 +11,10 @@ namespace {
 
 constexpr size_t kTileBytes = 32 * 1024;  // weights that one tile of work streams
 constexpr int kTilesPerThread = 4;        // of a row-wise instruction, so that none waits long
+constexpr int kLeastRows = 2;             // of such a tile: one row takes about as long as a meeting
 
 int parts(int n, int per) { return (n + per - 1) / per; }
-int rows_per_tile(int rows, int threads) { return std::max(1, rows / (threads * kTilesPerThread)); }
+int rows_per_tile(int rows, int threads) { return std::max(kLeastRows, rows / (threads * kTilesPerThread)); }
 int columns_per_tile(const Packed& w) { return std::max(1, int(kTileBytes / w.tile_bytes)); }
 
 }  // namespace
@@ -53,7 +54,8 @@ void StepJob::begin() {
     if (i.op != Op::Attend) continue;
     const KVPages& kv = kv_->layer(i.whole[0], i.whole[1]);
     const std::pair key(i.whole[0], i.whole[2]);
-    attention_.try_emplace(key, step_.positions, step_.sequences, i.whole[2], kv.heads, threads_).first->second.reserve(queries(i), kv.padded);
+    const auto at = attention_.try_emplace(key, step_.positions, step_.sequences, i.whole[2], kv.heads, queries(i), threads_).first;
+    at->second.reserve(queries(i), kv.padded);
   }
   drawn_.resize(step_.draws.size());
   if (step_.clocked) nanoseconds_ = std::vector<std::atomic<int64_t>>(program_->instructions_.size() + 1);
@@ -159,9 +161,7 @@ void StepJob::norm(const Instruction& i, int r, int worker) {
     k.add(x, row(i.in[1], r), d, row(i.out[0], r));
     x = row(i.out[0], r);
   }
-  auto& scratch = scratch_[size_t(worker)];
-  if (scratch.size() < size_t(d)) scratch.resize(size_t(d));
-  float* y = i.out[1] >= 0 ? row(i.out[1], r) : scratch.data();
+  float* y = i.out[1] >= 0 ? row(i.out[1], r) : scratch_[size_t(worker)].floats(size_t(d));
   k.norm(x, program_->vectors_[size_t(i.weights[0])].data(), i.real[0], d, y);
   if (i.out[2] >= 0) k.quantize(y, d, buffer(i.out[2]).q, r);
 }
@@ -169,9 +169,7 @@ void StepJob::norm(const Instruction& i, int r, int worker) {
 void StepJob::act(const Instruction& i, int r, int worker) {
   const Kernels& k = program_->kernels_;
   const int d = shape(i.in[0]).width;
-  auto& scratch = scratch_[size_t(worker)];
-  if (scratch.size() < size_t(d)) scratch.resize(size_t(d));
-  float* y = i.out[0] >= 0 ? row(i.out[0], r) : scratch.data();
+  float* y = i.out[0] >= 0 ? row(i.out[0], r) : scratch_[size_t(worker)].floats(size_t(d));
   k.silu_mul(row(i.in[0], r), row(i.in[1], r), d, y);
   if (i.out[1] >= 0) k.quantize(y, d, buffer(i.out[1]).q, r);
 }
@@ -232,10 +230,8 @@ void StepJob::attend(const Instruction& i, int tile, int worker) {
   const int group = queries(i);
   const size_t padded = size_t(kv.padded), working = kv.attend_floats(kGroupMax);
   const size_t query = kv.integers() ? size_t(kv.query_floats()) : 0;
-  auto& scratch = scratch_[size_t(worker)];
-  const size_t needed = working + size_t(kGroupMax) * (2 * padded + query);
-  if (scratch.size() < needed) scratch.resize(needed);
-  float* held = scratch.data() + working;
+  float* scratch = scratch_[size_t(worker)].floats(working + size_t(kGroupMax) * (2 * padded + query));
+  float* held = scratch + working;
   float* turned = held + 2 * size_t(kGroupMax) * padded;
 
   const int all = task.rows * group;  // query vectors, those of one row together
@@ -268,7 +264,7 @@ void StepJob::attend(const Instruction& i, int tile, int worker) {
         seeing.q[seeing.count] = qs.q[n], seeing.last[seeing.count] = qs.last[n], seeing.first[seeing.count] = qs.first[n];
         into[seeing.count++] = begun[n] ? part[n] : state[n];
       }
-      k.attend(kv, pages, seeing, task.head, s, scoring, into, scratch.data());
+      k.attend(kv, pages, seeing, task.head, s, scoring, into, scratch);
       for (int n = from; n < to; n++) {
         begun[n] ? k.merge(state[n], into[n - from], kv.padded) : void(state[n] = into[n - from]);
         begun[n] = true;

@@ -59,7 +59,7 @@ class StepJob : public Job {
   Step step_;
   int threads_;
   std::map<std::pair<int, int>, AttentionPlan> attention_;  // by KV group and window
-  std::vector<std::vector<float>> scratch_;  // per worker
+  std::vector<Aligned> scratch_;             // per worker
   std::map<std::string, std::vector<float>> outputs_;
   std::map<std::string, int> widths_;
   std::vector<DrawResult> drawn_;
