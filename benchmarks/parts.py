@@ -1,9 +1,9 @@
 """What a step is made of: processor time of each kind of stage, by the native executor's own clock.
 
-Physics: the executor notes how long every tile of work takes. With one thread nothing waits for anything, so the times of
-all stages add up to the step's; what is left of the wall time are meetings and what happens before the first stage and
-after the last one. Each stage counts with the least of many repeats, so a neighbour that takes the core away is not seen.
-Keys and values are zeros: how long attention takes does not depend on what they are.
+Physics: the executor notes how long every tile of work takes. With one thread nothing waits for anything, so the times
+of all stages add up to the step's; what is left of the wall time are meetings and what happens before the first stage
+and after the last one. Each stage counts with the least of many repeats, so a neighbour that takes the core away is not
+seen. Keys and values are zeros: how long attention takes does not depend on what they are.
 
     PYTHONPATH=src python benchmarks/parts.py smollm2 [--kv-format int8] [--only "decode 1 at 4096"]
 

@@ -80,19 +80,17 @@ nb::ndarray<nb::numpy, T> to_numpy(std::vector<T> values, std::vector<size_t> sh
   return nb::ndarray<nb::numpy, T>(held->data(), shape.size(), shape.data(), owner);
 }
 
-// (tokens [S], log-probabilities [S], top ids, top log-probabilities: lists of lists)
+// (tokens [S], log-probabilities [S], and for each the likeliest tokens with theirs: tuples)
 nb::tuple drawn(const StepJob& job) {
-  std::vector<int32_t> tokens;
-  std::vector<float> logprobs;
-  nb::list ids, values;
+  nb::list tokens, logprobs, top;
   for (const auto& d : job.drawn()) {
-    tokens.push_back(d.token);
-    logprobs.push_back(d.logprob);
-    ids.append(nb::cast(d.top_ids));
-    values.append(nb::cast(d.top_logprobs));
+    tokens.append(d.token);
+    logprobs.append(d.logprob);
+    nb::list likeliest;
+    for (size_t i = 0; i < d.top_ids.size(); i++) likeliest.append(nb::make_tuple(d.top_ids[i], d.top_logprobs[i]));
+    top.append(nb::tuple(likeliest));
   }
-  const size_t n = tokens.size();
-  return nb::make_tuple(to_numpy(std::move(tokens), {n}), to_numpy(std::move(logprobs), {n}), ids, values);
+  return nb::make_tuple(nb::tuple(tokens), nb::tuple(logprobs), nb::tuple(top));
 }
 
 nb::dict outputs(const StepJob& job) {

@@ -98,14 +98,14 @@ class CpuPending:
     def wait(self) -> StepOutput:
         """Until it is done, without the GIL."""
         self._job.wait()
-        tokens, logprobs, ids, values = self._job.drawn()
-        top = tuple(tuple(zip(i, v, strict=True)) for i, v in zip(ids, values, strict=True))
-        return StepOutput(self._job.outputs(), tuple(tokens.tolist()), tuple(logprobs.tolist()), top, self._job.seconds)
+        tokens, logprobs, top = self._job.drawn()
+        return StepOutput(self._job.outputs(), tokens, logprobs, top, self._job.seconds)
 
     def times(self) -> list[tuple[str, float]]:
-        """Each stage's name and seconds, all threads together, once it is done; empty if the program is not `clocked`."""
+        """Each stage's name and seconds, all threads together, once done; empty unless the program is `clocked`."""
         names = [*(i.op.name.lower() for i in self._instructions), "draw"]
-        return list(zip(names, self._job.times, strict=False))
+        times = self._job.times
+        return list(zip(names, times, strict=True)) if times else []
 
 
 class CpuProgram:
