@@ -80,17 +80,20 @@ nb::ndarray<nb::numpy, T> to_numpy(std::vector<T> values, std::vector<size_t> sh
   return nb::ndarray<nb::numpy, T>(held->data(), shape.size(), shape.data(), owner);
 }
 
-// (tokens [S], log-probabilities [S], and for each the likeliest tokens with theirs: tuples)
+// (tokens of each draw [draws], then one after the other: tokens, log-probabilities, and the likeliest tokens with theirs)
 nb::tuple drawn(const StepJob& job) {
-  nb::list tokens, logprobs, top;
-  for (const auto& d : job.drawn()) {
-    tokens.append(d.token);
-    logprobs.append(d.logprob);
-    nb::list likeliest;
-    for (size_t i = 0; i < d.top_ids.size(); i++) likeliest.append(nb::make_tuple(d.top_ids[i], d.top_logprobs[i]));
-    top.append(nb::tuple(likeliest));
+  nb::list counts, tokens, logprobs, top;
+  for (const auto& drawn : job.drawn()) {
+    counts.append(drawn.size());
+    for (const auto& d : drawn) {
+      tokens.append(d.token);
+      logprobs.append(d.logprob);
+      nb::list likeliest;
+      for (size_t i = 0; i < d.top_ids.size(); i++) likeliest.append(nb::make_tuple(d.top_ids[i], d.top_logprobs[i]));
+      top.append(nb::tuple(likeliest));
+    }
   }
-  return nb::make_tuple(nb::tuple(tokens), nb::tuple(logprobs), nb::tuple(top));
+  return nb::make_tuple(nb::tuple(counts), nb::tuple(tokens), nb::tuple(logprobs), nb::tuple(top));
 }
 
 nb::dict outputs(const StepJob& job) {
@@ -103,24 +106,25 @@ nb::dict outputs(const StepJob& job) {
 }
 
 Step make_step(const Ints& ids, const Ints& positions, const Ints& sequences, const Ints& sampled, const Ints& slots,
-               const std::vector<Ints2>& tables, const std::map<std::string, Floats2>& inputs) {
+               const Ints& guesses, const std::vector<Ints2>& tables, const std::map<std::string, Floats2>& inputs) {
   Step step;
   step.ids = copied(ids);
   step.positions = copied(positions);
   step.sequences = copied(sequences);
   step.sampled = copied(sampled);
   step.slots = copied(slots);
+  step.guesses = copied(guesses);
   for (const auto& t : tables) step.tables.push_back({copied(t), int(t.shape(1))});
   for (const auto& [name, x] : inputs) step.inputs[name] = copied(x);
   return step;
 }
 
-using DrawTuple = std::tuple<int, uint64_t, int, int, float, float, float, float, float, float, int, int>;
+using DrawTuple = std::tuple<int, uint64_t, int, int, float, float, float, float, float, float, int, int, int>;
 
 DrawRow draw_row(const DrawTuple& t) {
   DrawRow row{};
   std::tie(row.slot, row.seed, row.choice, row.position, row.temperature, row.top_p, row.min_p, row.repetition, row.frequency, row.presence,
-           row.top_k, row.logprobs) = t;
+           row.top_k, row.logprobs, row.drafts) = t;
   return row;
 }
 
@@ -216,10 +220,10 @@ NB_MODULE(_native, m) {
   m.def(
       "submit",
       [](Pool& pool, std::shared_ptr<Program> program, std::shared_ptr<KVStore> kv, std::shared_ptr<Slots> slots, const Ints& ids,
-         const Ints& positions, const Ints& sequences, const Ints& sampled, const Ints& sequence_slots, const std::vector<Ints2>& tables,
+         const Ints& positions, const Ints& sequences, const Ints& sampled, const Ints& sequence_slots, const Ints& guesses, const std::vector<Ints2>& tables,
          const std::map<std::string, Floats2>& inputs, const std::vector<DrawTuple>& draws, const std::vector<std::tuple<int, int, int, int>>& copies,
          const std::vector<std::tuple<int, Ints>>& starts, bool outputs, bool clocked) {
-        Step step = make_step(ids, positions, sequences, sampled, sequence_slots, tables, inputs);
+        Step step = make_step(ids, positions, sequences, sampled, sequence_slots, guesses, tables, inputs);
         for (const auto& d : draws) step.draws.push_back(draw_row(d));
         for (const auto& [group, source, target, n] : copies) step.copies.push_back({group, source, target, n});
         for (const auto& [slot, prompt] : starts) step.starts.push_back({slot, copied(prompt)});
@@ -229,6 +233,6 @@ NB_MODULE(_native, m) {
         pool.submit(job);
         return job;
       },
-      "pool"_a, "program"_a, "kv"_a, "slots"_a.none(), "ids"_a, "positions"_a, "sequences"_a, "sampled"_a, "sequence_slots"_a, "tables"_a,
+      "pool"_a, "program"_a, "kv"_a, "slots"_a.none(), "ids"_a, "positions"_a, "sequences"_a, "sampled"_a, "sequence_slots"_a, "guesses"_a, "tables"_a,
       "inputs"_a, "draws"_a, "copies"_a, "starts"_a, "outputs"_a, "clocked"_a);
 }

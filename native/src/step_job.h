@@ -18,11 +18,11 @@ class StepJob : public Job {
   StepJob(std::shared_ptr<Program> program, std::shared_ptr<KVStore> kv, std::shared_ptr<Slots> slots, Step step, int threads);
   std::vector<int> stages() override;
   void run(int stage, int tile, int worker) override;
-  void end() override;
 
   const std::map<std::string, std::vector<float>>& outputs() const { return outputs_; }
   const std::map<std::string, int>& widths() const { return widths_; }
-  const std::vector<DrawResult>& drawn() const { return drawn_; }
+  // Of each draw, its tokens: those of drafts as long as the drafts are right, and one more.
+  const std::vector<std::vector<DrawResult>>& drawn() const { return drawn_; }
   // Seconds of each stage, its tiles together, in the order of the instructions and then the sampling; empty if not clocked.
   std::vector<double> times() const;
 
@@ -36,6 +36,7 @@ class StepJob : public Job {
 
   void run_tile(int stage, int tile, int worker);
   void begin();
+  int32_t known_by_now(int32_t id, size_t sequence) const;
   int tiles(const Instruction& i);
   int rows_of(const Instruction& i) const;
   // One row of a row-wise instruction.
@@ -51,7 +52,7 @@ class StepJob : public Job {
   // A query head's output, out of the merged partials.
   void finish(const Instruction& i, const KVPages& kv, const Partial& state, int head, float* out) const;
   void output(const Instruction& i);
-  void draw_row(int tile);
+  void draw_rows(int tile);
 
   std::shared_ptr<Program> program_;
   std::shared_ptr<KVStore> kv_;
@@ -62,7 +63,8 @@ class StepJob : public Job {
   std::vector<Aligned> scratch_;             // per worker
   std::map<std::string, std::vector<float>> outputs_;
   std::map<std::string, int> widths_;
-  std::vector<DrawResult> drawn_;
+  std::vector<std::vector<DrawResult>> drawn_;
+  std::vector<int> first_;  // of each draw, its first sampled row
   std::vector<std::atomic<int64_t>> nanoseconds_;  // by stage, if the step is clocked
 };
 

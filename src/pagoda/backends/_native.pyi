@@ -47,7 +47,9 @@ class StepJob:
     def seconds(self) -> float: ...
     @property
     def times(self) -> list[float]: ...
-    def drawn(self) -> tuple[tuple[int, ...], tuple[float, ...], tuple[tuple[tuple[int, float], ...], ...]]: ...
+    def drawn(
+        self,
+    ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...], tuple[tuple[tuple[int, float], ...], ...]]: ...
     def outputs(self) -> dict[str, Floats]: ...
 
 class Program:
@@ -72,9 +74,10 @@ def submit(
     sequences: Ints,
     sampled: Ints,
     sequence_slots: Ints,
+    guesses: Ints,
     tables: list[Ints],
     inputs: dict[str, Floats],
-    draws: Sequence[tuple[int, int, int, int, float, float, float, float, float, float, int, int]],
+    draws: Sequence[tuple[int, int, int, int, float, float, float, float, float, float, int, int, int]],
     copies: Sequence[tuple[int, int, int, int]],
     starts: Sequence[tuple[int, Ints]],
     outputs: bool,

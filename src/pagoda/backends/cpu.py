@@ -98,8 +98,8 @@ class CpuPending:
     def wait(self) -> StepOutput:
         """Until it is done, without the GIL."""
         self._job.wait()
-        tokens, logprobs, top = self._job.drawn()
-        return StepOutput(self._job.outputs(), tokens, logprobs, top, self._job.seconds)
+        counts, tokens, logprobs, top = self._job.drawn()
+        return StepOutput(self._job.outputs(), counts, tokens, logprobs, top, self._job.seconds)
 
     def times(self) -> list[tuple[str, float]]:
         """Each stage's name and seconds, all threads together, once done; empty unless the program is `clocked`."""
@@ -147,12 +147,13 @@ class CpuProgram:
             step.sequences,
             step.sampled,
             step.slots,
+            step.guesses,
             list(step.tables),
             step.inputs,
             [
                 (
                     d.slot, d.seed, d.choice, d.position, d.temperature, d.top_p, d.min_p, d.repetition, d.frequency,
-                    d.presence, d.top_k, d.logprobs,
+                    d.presence, d.top_k, d.logprobs, d.drafts,
                 )
                 for d in draws
             ],
