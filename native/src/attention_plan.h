@@ -23,8 +23,8 @@ class AttentionPlan {
     int first;        // partial of the first of them and the group's first query; those of a span lie together
   };
 
-  // One task for each key-value head and block of rows, as many as the kernel takes with `queries` query heads each; where those are too few for the threads, one for each span too. Spans
-  // that lie before a row's window (0: none) are nobody's.
+  // One task for each key-value head and block of rows, as many as the kernel takes with `queries` query heads each; where those
+  // are too few for the threads, one for each span too. Spans that lie before a row's window (0: none) are nobody's.
   AttentionPlan(const std::vector<int32_t>& positions, const std::vector<int32_t>& sequences, int window, int heads, int queries, int threads);
   // Make room for partials of at most `queries` query heads to a key-value head, each of `padded` elements.
   void reserve(int queries, int padded);

@@ -11,10 +11,9 @@ namespace {
 
 constexpr size_t kTileBytes = 32 * 1024;  // weights that one tile of work streams
 constexpr int kTilesPerThread = 4;        // of a row-wise instruction, so that none waits long
-constexpr int kLeastRows = 2;             // of such a tile: one row takes about as long as a meeting
+constexpr int kLeastNumbers = 2048;       // of such a tile: with less, meeting takes longer than the work
 
 int parts(int n, int per) { return (n + per - 1) / per; }
-int rows_per_tile(int rows, int threads) { return std::max(kLeastRows, rows / (threads * kTilesPerThread)); }
 int columns_per_tile(const Packed& w) { return std::max(1, int(kTileBytes / w.tile_bytes)); }
 
 }  // namespace
@@ -88,6 +87,11 @@ int StepJob::rows_of(const Instruction& i) const {
   }
 }
 
+int StepJob::rows_per_tile(const Instruction& i, int rows) const {
+  const int width = shape(i.in.empty() ? i.out[0] : i.in[0]).width;
+  return std::max({1, kLeastNumbers / width, rows / (threads_ * kTilesPerThread)});
+}
+
 int StepJob::tiles(const Instruction& i) {
   switch (i.op) {
     case Op::Linear: {
@@ -103,7 +107,7 @@ int StepJob::tiles(const Instruction& i) {
     case Op::Output: return step_.outputs ? 1 : 0;
     default: {
       const int n = rows_of(i);
-      return n ? parts(n, rows_per_tile(n, threads_)) : 0;
+      return n ? parts(n, rows_per_tile(i, n)) : 0;
     }
   }
 }
@@ -131,7 +135,7 @@ void StepJob::run_tile(int stage, int tile, int worker) {
     case Op::Merge: return merge(i, tile);
     case Op::Output: return output(i);
     default: {
-      const int n = rows_of(i), per = rows_per_tile(n, threads_);
+      const int n = rows_of(i), per = rows_per_tile(i, n);
       for (int r = tile * per; r < std::min(n, (tile + 1) * per); r++) run_row(i, r, worker);
     }
   }

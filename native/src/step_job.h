@@ -39,6 +39,7 @@ class StepJob : public Job {
   int32_t known_by_now(int32_t id, size_t sequence) const;
   int tiles(const Instruction& i);
   int rows_of(const Instruction& i) const;
+  int rows_per_tile(const Instruction& i, int rows) const;
   // One row of a row-wise instruction.
   void run_row(const Instruction& i, int r, int worker);
   void norm(const Instruction& i, int r, int worker);
