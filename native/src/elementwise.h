@@ -67,23 +67,29 @@ inline void add(const float* x, const float* y, int n, float* z) {
 }
 
 // y = x * cos + partner * (-sin for a pair's first element, +sin for its second): one product rounded, then one fma.
-inline void rope_adjacent(float* x, int dims, const float* cos, const float* sin) {
+inline void rope_adjacent(float* x, int heads, int dim, int dims, const float* cos, const float* sin) {
   int i = 0;
   for (; i + kLanes <= dims; i += kLanes) {
-    alignas(64) float c[kLanes], s[kLanes];
+    alignas(64) float c[kLanes], s[kLanes];  // the same for all heads
     for (int j = 0; j < kLanes; j += 2) {
       c[j] = c[j + 1] = cos[(i + j) / 2];
       s[j] = -sin[(i + j) / 2];
       s[j + 1] = sin[(i + j) / 2];
     }
-    const V a = load(x + i);
-    store(x + i, fma(a, load(c), mul(swap_pairs(a), load(s))));
+    const V cosines = load(c), sines = load(s);
+    for (int h = 0; h < heads; h++) {
+      float* at = x + size_t(h) * size_t(dim) + i;
+      const V a = load(at);
+      store(at, fma(a, cosines, mul(swap_pairs(a), sines)));
+    }
   }
-  for (; i < dims; i += 2) {
-    const float c = cos[i / 2], s = sin[i / 2], a = x[i], b = x[i + 1];
-    x[i] = std::fmaf(a, c, b * -s);
-    x[i + 1] = std::fmaf(b, c, a * s);
-  }
+  for (; i < dims; i += 2)
+    for (int h = 0; h < heads; h++) {
+      float* at = x + size_t(h) * size_t(dim) + i;
+      const float c = cos[i / 2], s = sin[i / 2], a = at[0], b = at[1];
+      at[0] = std::fmaf(a, c, b * -s);
+      at[1] = std::fmaf(b, c, a * s);
+    }
 }
 
 inline void rope_halves(float* x, int dims, const float* cos, const float* sin) {
@@ -102,23 +108,33 @@ inline void rope_halves(float* x, int dims, const float* cos, const float* sin) 
 }
 
 inline void rope(float* x, int heads, int dim, int dims, const float* cos, const float* sin, bool adjacent) {
-  for (int h = 0; h < heads; h++)
-    adjacent ? rope_adjacent(x + size_t(h) * dim, dims, cos, sin) : rope_halves(x + size_t(h) * dim, dims, cos, sin);
+  if (adjacent) return rope_adjacent(x, heads, dim, dims, cos, sin);
+  for (int h = 0; h < heads; h++) rope_halves(x + size_t(h) * dim, dims, cos, sin);
 }
 
 inline float max_of(const float* x, int n) {
-  V top = set1(x[0]);
+  V tops[4] = {set1(x[0]), set1(x[0]), set1(x[0]), set1(x[0])};  // so that one need not wait for the one before
   int i = 0;
+  for (; i + 4 * kLanes <= n; i += 4 * kLanes)
+    for (int j = 0; j < 4; j++) tops[j] = max(tops[j], load(x + i + j * kLanes));
+  V top = max(max(tops[0], tops[1]), max(tops[2], tops[3]));
   for (; i + kLanes <= n; i += kLanes) top = max(top, load(x + i));
   float best = reduce_max(top);
   for (; i < n; i++) best = x[i] > best ? x[i] : best;
   return best;
 }
 
-// The first index of the largest value.
+// The first index of the largest value: found in the first piece whose largest is the largest of all.
 inline int argmax(const float* x, int n) {
-  const float top = max_of(x, n);
-  for (int i = 0; i < n; i++)
+  constexpr int piece = 1024;
+  const auto size = [&](int i) { return n - i < piece ? n - i : piece; };
+  int first = 0;
+  float top = max_of(x, size(0));
+  for (int i = piece; i < n; i += piece) {
+    const float largest = max_of(x + i, size(i));
+    if (largest > top) top = largest, first = i;
+  }
+  for (int i = first; i < first + size(first); i++)
     if (x[i] == top) return i;
   return 0;
 }

@@ -36,6 +36,7 @@ void commit(uint8_t* p, size_t bytes, Pool* pool) {
 }  // namespace
 
 KVStore::KVStore(std::vector<GroupShape> groups, int slots, KVFormat format, Pool* pool) : groups_(std::move(groups)) {
+  if (slots < 1 || slots & (slots - 1)) throw std::invalid_argument("a page has a number of slots that is a power of two");
   for (const auto& g : groups_) {
     if (format >= KVFormat::Int8 && g.dim > kHeadMax) throw std::invalid_argument("a head is too wide for keys as integers");
     KVPages kv = KVPages::layout(format, g.heads, g.dim, slots);

@@ -17,6 +17,9 @@ namespace pagoda::PAGODA_NS {
 
 constexpr int kLanes = 16;
 
+// Have the line at p brought near: a hint, whatever p is.
+inline void prefetch(const void* p) { __builtin_prefetch(p); }
+
 inline float bits_float(uint32_t u) {
   float f;
   std::memcpy(&f, &u, 4);

@@ -29,7 +29,7 @@ from pagoda.backends.ops import (
     Unit,
 )
 from pagoda.backends.passes import FUSIONS, share_memory
-from pagoda.backends.recorder import NONE, NativeWeight, Op, Recorder, Recording, Shape
+from pagoda.backends.recorder import NONE, Instruction, NativeWeight, Op, Recorder, Recording, Shape
 from pagoda.config import ACTIVATIONS, KV_FORMATS
 from pagoda.errors import InvalidConfig, MemoryLimit, UnsupportedModel
 
@@ -95,22 +95,21 @@ def prepare(recording: Recording, *, fuse: bool) -> tuple[list[Shape], int]:
 class CpuPending:
     """A step in the native queue."""
 
-    def __init__(self, job: Any) -> None:
+    def __init__(self, job: Any, instructions: Sequence[Instruction]) -> None:
         self._job = job
+        self._instructions = instructions
 
     def wait(self) -> StepOutput:
         """Until it is done, without the GIL."""
         self._job.wait()
-        counts, tokens, logprobs, ids, values = self._job.drawn()
-        top = tuple(tuple(zip(i, v, strict=True)) for i, v in zip(ids, values, strict=True))
-        return StepOutput(
-            self._job.outputs(),
-            tuple(counts.tolist()),
-            tuple(tokens.tolist()),
-            tuple(logprobs.tolist()),
-            top,
-            self._job.seconds,
-        )
+        counts, tokens, logprobs, top = self._job.drawn()
+        return StepOutput(self._job.outputs(), counts, tokens, logprobs, top, self._job.seconds)
+
+    def times(self) -> list[tuple[str, float]]:
+        """Each stage's name and seconds, all threads together, once done; empty unless the program is `clocked`."""
+        names = [*(i.op.name.lower() for i in self._instructions), "draw"]
+        times = self._job.times
+        return list(zip(names, times, strict=True)) if times else []
 
 
 class CpuTransfer:
@@ -127,6 +126,9 @@ class CpuTransfer:
 
 class CpuProgram:
     """A recording, fused and placed in memory."""
+
+    clocked = False
+    """Whether steps note how long each of their stages takes."""
 
     def __init__(self, pool: Any, isa: str, recording: Recording, *, fuse: bool) -> None:
         buffers, logits = prepare(recording, fuse=fuse)
@@ -174,8 +176,9 @@ class CpuProgram:
             list(step.copies),
             list(step.starts),
             outputs,
+            self.clocked,
         )  # fmt: skip
-        return CpuPending(job)
+        return CpuPending(job, self.recording.instructions)
 
     def run(self, kv: KVStore, step: Step) -> dict[str, Floats]:
         """Run one step and wait."""
