@@ -57,7 +57,7 @@ double seconds_of_product(const Kernels& kernels, const Packed& w, const Quantiz
   for (double spent = 0; spent < 0.15;) {
     const double start = cpu_seconds();
     for (int j = 0; j < repeats; j++)
-      for (int t = 0; t < w.tiles(); t++) kernels.linear_int(w, t, x, 0, rows, out.data(), size_t(w.n));
+      kernels.linear_int(w, 0, w.tiles(), x, 0, rows, out.data(), size_t(w.n));
     const double took = cpu_seconds() - start;
     spent += took;
     if (took / repeats < best) best = took / repeats;
@@ -72,7 +72,7 @@ void measure(const Kernels& kernels, const std::string& name, Format format, int
   const Weight w(pool, format, n, k, raw.data());
   for (int bytes : {1, 2}) {
     std::printf("%-7s int%-2d", name.c_str(), bytes * 8);
-    for (int rows : {1, 2, 4, 8, 16, 32, 128}) {
+    for (int rows : {1, 2, 4, 8, 16, 32, 256}) {
       const Activations x(kernels, bytes, rows, k, random);
       const double seconds = seconds_of_product(kernels, w.packed(), x.view, rows);
       std::printf("  %d: %.0f", rows, double(rows) * n * k / seconds / 1e9);

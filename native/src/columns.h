@@ -1,5 +1,5 @@
-// Columns of a tile side by side: what the matrix kernels need of an instruction set. kColumns of a tile's 16 columns are
-// handled together: one zmm (16), one ymm (8), or a plain number (1). Knows nothing of formats.
+// Columns of a tile side by side: what the matrix kernels need of an instruction set. kColumns of a tile's 16 columns lie in
+// one register: one zmm (16), one ymm (8), or a plain number (1). Knows nothing of formats.
 #pragma once
 
 #include <type_traits>
@@ -8,9 +8,16 @@
 #include "kernels.h"
 #include "simd.h"
 
+// In a kernel's innermost loops whatever is not inlined keeps sums in memory.
+#define PAGODA_INLINE inline __attribute__((always_inline))
+
 namespace pagoda::PAGODA_NS {
 
 // Floats and Ints: a number for each column. Bytes: four bytes for each column, of four consecutive inputs.
+//
+// What products need besides: kAcross registers side by side make a strip, kRows rows of which are summed at a time.
+// `pairs_less`, `low_bits_of_pairs`: of each column's two int16. `spread_four`: four bytes for all columns. `add_pairs`: each column's sum and
+// two products of int16; `add_fours`: four, of unsigned bytes and signed ones. AVX2 has none of the latter: products.h.
 #if PAGODA_AVX512
 
 constexpr int kColumns = 16;
@@ -53,6 +60,17 @@ inline Floats load_halves(const uint8_t* p) { return _mm512_cvtph_ps(_mm256_load
 inline Floats mul(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
 inline Floats add(Floats a, Floats b) { return _mm512_add_ps(a, b); }
 inline Floats fma(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
+
+constexpr int kAcross = 2, kRows = 8;  // 16 sums in 32 registers
+inline Bytes pairs_less(Bytes a, int b) { return _mm512_sub_epi16(a, _mm512_set1_epi16(int16_t(b))); }
+inline Bytes low_bits_of_pairs(Bytes a, int mask) { return _mm512_and_si512(a, _mm512_set1_epi16(int16_t(mask))); }
+inline Bytes spread_four(const uint8_t* p) {
+  int32_t four;
+  std::memcpy(&four, p, 4);
+  return _mm512_set1_epi32(four);
+}
+inline Ints add_pairs(Ints sum, Bytes w, Bytes a) { return _mm512_dpwssd_epi32(sum, w, a); }
+inline Ints add_fours(Ints sum, Bytes w, Bytes a) { return _mm512_dpbusd_epi32(sum, w, a); }
 
 #elif PAGODA_AVX2
 
@@ -104,6 +122,25 @@ inline Floats mul(Floats a, Floats b) { return _mm256_mul_ps(a, b); }
 inline Floats add(Floats a, Floats b) { return _mm256_add_ps(a, b); }
 inline Floats fma(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
 
+constexpr int kAcross = 2, kRows = 4;  // 8 sums in 16 registers
+inline Bytes pairs_less(Bytes a, int b) { return _mm256_sub_epi16(a, _mm256_set1_epi16(int16_t(b))); }
+inline Bytes low_bits_of_pairs(Bytes a, int mask) { return _mm256_and_si256(a, _mm256_set1_epi16(int16_t(mask))); }
+inline Bytes spread_four(const uint8_t* p) {
+  int32_t four;
+  std::memcpy(&four, p, 4);
+  return _mm256_set1_epi32(four);
+}
+// Here and now: GCC else puts a block's additions off until after all its products, which then do not fit the registers.
+inline __m256i at_once(__m256i a) {
+  asm("" : "+x"(a));
+  return a;
+}
+inline Ints add_pairs(Ints sum, Bytes w, Bytes a) { return at_once(_mm256_add_epi32(sum, _mm256_madd_epi16(w, a))); }
+// Sums of two products as int16. The weights are unsigned and small; or signed, giving their sign to the activations.
+inline Bytes small_fours(Bytes w, Bytes a) { return _mm256_maddubs_epi16(w, a); }
+inline Bytes signed_fours(Bytes w, Bytes a) { return _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(a, w)); }
+inline Bytes plus_pairs(Bytes a, Bytes b) { return at_once(_mm256_add_epi16(a, b)); }
+
 #else
 
 constexpr int kColumns = 1;
@@ -117,8 +154,10 @@ inline Bytes load_bytes(const uint8_t* p) {
   return a;
 }
 template <int N>
-inline Bytes right(Bytes a) {
-  return N >= 0 ? a >> (N & 31) : a << (-N & 31);
+inline Bytes right(Bytes a) {  // in each half, as the others do
+  constexpr int n = N < 0 ? -N : N;
+  constexpr uint32_t kept = N < 0 ? 0xffffu << n & 0xffffu : 0xffffu >> n;
+  return (N < 0 ? a << n : a >> n) & kept * 0x00010001u;
 }
 inline Bytes masked(Bytes a, int byte) { return a & (uint32_t(byte) * 0x01010101u); }
 inline Bytes either(Bytes a, Bytes b) { return a | b; }
@@ -154,7 +193,25 @@ inline Floats mul(Floats a, Floats b) { return a * b; }
 inline Floats add(Floats a, Floats b) { return a + b; }
 inline Floats fma(Floats a, Floats b, Floats c) { return std::fmaf(a, b, c); }
 
+constexpr int kAcross = 1, kRows = 4;
+inline void save_bytes(uint8_t* p, Bytes a) { std::memcpy(p, &a, 4); }
+inline Bytes pairs_less(Bytes a, int b) { return ((a - Bytes(b)) & 0xffffu) | ((a >> 16) - Bytes(b)) << 16; }
+inline Bytes low_bits_of_pairs(Bytes a, int mask) { return a & (uint32_t(mask) * 0x00010001u); }
+inline Bytes spread_four(const uint8_t* p) { return load_bytes(p); }
+inline Ints add_pairs(Ints sum, Bytes w, Bytes a) {
+  for (int i = 0; i < 32; i += 16) sum += int16_t(w >> i) * int16_t(a >> i);
+  return sum;
+}
+inline Ints add_fours(Ints sum, Bytes w, Bytes a) {
+  for (int i = 0; i < 4; i++) sum += byte_of(w, i) * int8_t(byte_of(a, i));
+  return sum;
+}
+
 #endif
+
+// Of each column's four bytes the even two as int16, or the odd two.
+inline Bytes even(Bytes a) { return low_bits_of_pairs(a, 255); }
+inline Bytes odd(Bytes a) { return right<8>(a); }
 
 // Byte J of each column's four.
 template <int J>
@@ -164,8 +221,10 @@ inline Ints byte_at(Bytes a) {
 
 // f(integral_constant i) for i in [From, To).
 template <int From, int To, class Fn>
-inline void unrolled(Fn&& f) {
-  const auto each_of = [&]<int... I>(std::integer_sequence<int, I...>) { (f(std::integral_constant<int, From + I>{}), ...); };
+PAGODA_INLINE void unrolled(Fn&& f) {
+  const auto each_of = [&]<int... I>(std::integer_sequence<int, I...>) __attribute__((always_inline)) {
+    (f(std::integral_constant<int, From + I>{}), ...);
+  };
   each_of(std::make_integer_sequence<int, To - From>{});
 }
 

@@ -29,6 +29,15 @@ struct Planes {
     return low;
   }
 
+  // The even two of group G's inputs as int16, or the odd two: of one plane, taken out at once.
+  template <int G, int Odd>
+  static Bytes pairs(const uint8_t* p) {
+    if constexpr (High > 0) return Odd ? odd(group<G>(p)) : even(group<G>(p));
+    constexpr int groups = 8 / Low, from = Low * (G % groups) + 8 * Odd;
+    const Bytes moved = right<from>(load_bytes(p + G / groups * 64));
+    return from + Low == 16 ? moved : low_bits_of_pairs(moved, (1 << Low) - 1);
+  }
+
   // 32 numbers of one column.
   static void pack(uint8_t* block, int column, const uint8_t* numbers) {
     pack_plane<Low>(block + column * 4, numbers, 0);
@@ -67,6 +76,10 @@ struct Lookup {
   template <int G>
   static Bytes group(const uint8_t* p) {
     return look_up(Planes<4>::group<G>(p), Table::numbers);
+  }
+  template <int G, int Odd>
+  static Bytes pairs(const uint8_t* p) {
+    return Odd ? odd(group<G>(p)) : even(group<G>(p));
   }
   static void pack(uint8_t* block, int column, const uint8_t* numbers) { Planes<4>::pack(block, column, numbers); }
 };

@@ -115,9 +115,10 @@ struct Kernels {
   const char* name;
   // One row of k numbers into row `row` of `to`.
   void (*quantize)(const float* x, int k, const Quantized& to, int row);
-  // Rows [row0, row0 + rows) of x times one tile: out[row * ldo + 16 * tile ..]. Of integers, row0 begins a panel.
-  void (*linear_int)(const Packed& w, int tile, const Quantized& x, int row0, int rows, float* out, size_t ldo);
-  void (*linear_f32)(const Packed& w, int tile, const float* x, int row0, int rows, float* out, size_t ldo);
+  // Rows [row0, row0 + rows) of x times tiles [tile, tile + tiles): out[row * ldo + 16 * tile ..]. Of integers, row0 begins a
+  // panel, and an even number of tiles is handled best.
+  void (*linear_int)(const Packed& w, int tile, int tiles, const Quantized& x, int row0, int rows, float* out, size_t ldo);
+  void (*linear_f32)(const Packed& w, int tile, int tiles, const float* x, int row0, int rows, float* out, size_t ldo);
   void (*norm)(const float* x, const float* w, float eps, int n, float* y);
   void (*silu_mul)(const float* gate, const float* up, int n, float* y);
   void (*add)(const float* x, const float* y, int n, float* z);

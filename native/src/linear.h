@@ -1,351 +1,299 @@
-// Matrix products of integer activations with packed tiles: one 16-column tile times a few rows at a time.
+// Matrix products of integer activations with packed tiles: a strip of columns times a few rows at a time.
 // An output element is one chain over blocks of 32, so any tiling of rows and columns has the same bits. Formats are in
-// formats.h, f32 activations in linear_f32.h.
+// formats.h, sums of a block in products.h, f32 activations in linear_f32.h.
 #pragma once
 
-#include "formats.h"
+#include "products.h"
 
 namespace pagoda::PAGODA_NS {
 
-// --- one group of four inputs -----------------------------------------------------------------------------------------------
+// --- one block of a strip -----------------------------------------------------------------------------------------------------
 
-// A group's weights as the multiply-adds want them, for activations A = int8_t or int16_t; and the sums of products of a
-// block's groups [From, To) for MR rows, of which the first has its activations at `a`. Integer sums are exact, so each
-// instruction set forms them as it likes. `less_bias`: whether operands are numbers less the bias.
-template <class F, class A, bool Ahead>
-struct Operand;
-
-#if PAGODA_AVX512
-
-inline __m512i four_bytes(const void* a) {
-  int four;
-  std::memcpy(&four, a, 4);
-  return _mm512_set1_epi32(four);
-}
-
-template <class F, bool Ahead>
-struct Operand<F, int8_t, Ahead> {
-  static constexpr bool less_bias = F::bias == 0;
-  static constexpr int vectors = 1;
-  __m512i w;
-  explicit Operand(Bytes numbers) : w(numbers) {}
-  Operand(const uint8_t* p, int column) : w(load_bytes(p + column * 4)) {}
-  void save(uint8_t* p, int column) const { save_bytes(p + column * 4, w); }
-  __m512i dot(__m512i sum, const int8_t* a) const { return _mm512_dpbusd_epi32(sum, w, four_bytes(a)); }
-};
-
-template <class F, bool Ahead>
-struct Operand<F, int16_t, Ahead> {
-  static constexpr bool less_bias = F::bias == 0 || Ahead;
-  static constexpr int vectors = 2;
-  __m512i even, odd;
-  explicit Operand(Bytes numbers) : even(_mm512_and_si512(numbers, _mm512_set1_epi16(255))), odd(_mm512_srli_epi16(numbers, 8)) {
-    if constexpr (less_bias && F::bias != 0) {
-      even = _mm512_sub_epi16(even, _mm512_set1_epi16(F::bias));
-      odd = _mm512_sub_epi16(odd, _mm512_set1_epi16(F::bias));
+// kAcross registers of columns, from `column` of a matrix on. Those past the end repeat the last tile.
+template <class F>
+struct Strip {
+  using Scales = typename F::Scales;
+  const uint8_t *numbers[kAcross], *heads[kAcross];
+  int column[kAcross];  // within its tile
+  Strip(const Packed& w, int from) {
+    for (int v = 0; v < kAcross; v++) {
+      const int at = from + v * kColumns, t = at / kTile < w.tiles() ? at / kTile : w.tiles() - 1;
+      const TileView<F> tile(w, t);
+      column[v] = at % kTile;
+      numbers[v] = tile.numbers + column[v] * 4;
+      heads[v] = tile.heads;
     }
   }
-  Operand(const uint8_t* p, int column) : even(load_bytes(p + column * 4)), odd(load_bytes(p + 64 + column * 4)) {}
-  void save(uint8_t* p, int column) const {
-    save_bytes(p + column * 4, even);
-    save_bytes(p + 64 + column * 4, odd);
-  }
-  __m512i dot(__m512i sum, const int16_t* a) const {
-    return _mm512_dpwssd_epi32(_mm512_dpwssd_epi32(sum, even, four_bytes(a)), odd, four_bytes(a + 2));
-  }
+  const uint8_t* block(int b, int v) const { return numbers[v] + size_t(b) * F::Numbers::bytes; }
+  Scales scales(int b, int v) const { return Scales(heads[v] + size_t(b / Scales::blocks) * Scales::bytes, column[v]); }
 };
 
-template <class F, int From, int To, int MR, class Block, class A>
-inline void sum_groups(const Block& block, const A* a, Ints* sum) {
-  unrolled<From, To>([&](auto g) {
-    const auto w = block.template operand<g>();
-    for (int r = 0; r < MR; r++) sum[r] = w.dot(sum[r], a + r * kBlock + g * 4);
-  });
-}
-constexpr int kRowsInt = 8;
-
-#elif PAGODA_AVX2
-
-inline __m256i four_bytes(const void* a) {
-  int four;
-  std::memcpy(&four, a, 4);
-  return _mm256_set1_epi32(four);
-}
-
-// Here and now: GCC else puts a block's additions off until after all its products, which then do not fit the registers.
-inline __m256i at_once(__m256i a) {
-  asm("" : "+x"(a));
-  return a;
-}
-
-// Bytes go in pairs through int16. Numbers so large that a pair would not fit are made signed, and give their sign to the
-// activations: 128 * 127 * 2 fits.
-template <class F, bool Ahead>
-struct Operand<F, int8_t, Ahead> {
-  static constexpr bool is_signed = F::Numbers::largest > 63;
-  static constexpr bool less_bias = F::bias == 0 || is_signed;
-  static constexpr int vectors = 1;
-  // Groups whose pairs may be added in int16.
-  static constexpr int run = is_signed ? 1 : 32767 / (254 * F::Numbers::largest);
-  __m256i w;
-  explicit Operand(Bytes numbers) : w(is_signed ? _mm256_sub_epi8(numbers, _mm256_set1_epi8(char(F::bias))) : numbers) {}
-  Operand(const uint8_t* p, int column) : w(load_bytes(p + column * 4)) {}
-  void save(uint8_t* p, int column) const { save_bytes(p + column * 4, w); }
-  __m256i pairs(const int8_t* a) const {
-    if constexpr (is_signed) return _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(four_bytes(a), w));
-    return _mm256_maddubs_epi16(w, four_bytes(a));
-  }
-};
-
-template <class F, bool Ahead>
-struct Operand<F, int16_t, Ahead> {
-  static constexpr bool less_bias = F::bias == 0 || Ahead;
-  static constexpr int vectors = 2;
-  __m256i even, odd;
-  explicit Operand(Bytes numbers) : even(_mm256_and_si256(numbers, _mm256_set1_epi16(255))), odd(_mm256_srli_epi16(numbers, 8)) {
-    if constexpr (less_bias && F::bias != 0) {
-      even = _mm256_sub_epi16(even, _mm256_set1_epi16(F::bias));
-      odd = _mm256_sub_epi16(odd, _mm256_set1_epi16(F::bias));
+// Weights that will be wanted soon, `count` blocks of a strip: to be fetched into the cache one after the other.
+struct Ahead {
+  static constexpr int tiles = kStrip < kTile ? 1 : kStrip / kTile;
+  const uint8_t *numbers[tiles], *heads[tiles];
+  int number_bytes, head_bytes;  // of a block
+  int count = 0;
+  Ahead() = default;
+  template <class F>
+  Ahead(const Strip<F>& strip, int b, int blocks) : number_bytes(F::Numbers::bytes), head_bytes(F::Scales::bytes / F::Scales::blocks), count(blocks) {
+    for (int t = 0; t < tiles; t++) {
+      const int v = t * kAcross / tiles;
+      numbers[t] = strip.block(b, v) - strip.column[v] * 4;
+      heads[t] = strip.heads[v] + b * head_bytes;
     }
   }
-  Operand(const uint8_t* p, int column) : even(load_bytes(p + column * 4)), odd(load_bytes(p + 64 + column * 4)) {}
-  void save(uint8_t* p, int column) const {
-    save_bytes(p + column * 4, even);
-    save_bytes(p + 64 + column * 4, odd);
-  }
-  __m256i dot(__m256i sum, const int16_t* a) const {
-    sum = at_once(_mm256_add_epi32(sum, _mm256_madd_epi16(even, four_bytes(a))));
-    return at_once(_mm256_add_epi32(sum, _mm256_madd_epi16(odd, four_bytes(a + 2))));
-  }
-};
-
-template <class F, int From, int To, int MR, class Block>
-inline void sum_groups(const Block& block, const int16_t* a, Ints* sum) {
-  unrolled<From, To>([&](auto g) {
-    const auto w = block.template operand<g>();
-    for (int r = 0; r < MR; r++) sum[r] = w.dot(sum[r], a + r * kBlock + g * 4);
-  });
-}
-template <class F, int From, int To, int MR, class Block>
-inline void sum_groups(const Block& block, const int8_t* a, Ints* sum) {
-  constexpr int run = Block::Weights::run;
-  __m256i pairs[MR];
-  unrolled<From, To>([&](auto g) {
-    const auto w = block.template operand<g>();
-    for (int r = 0; r < MR; r++) {
-      const __m256i more = w.pairs(a + r * kBlock + g * 4);
-      pairs[r] = (g - From) % run ? at_once(_mm256_add_epi16(pairs[r], more)) : more;
+  // Inlined also because GCC drops calls of a function that does nothing else.
+  PAGODA_INLINE void fetch(int i) const {
+    if (i >= count) return;
+    for (int t = 0; t < tiles; t++) {
+      for (int line = 0; line < number_bytes; line += 64) __builtin_prefetch(numbers[t] + i * number_bytes + line);
+      __builtin_prefetch(heads[t] + i * head_bytes);
     }
-    if constexpr ((g - From) % run == run - 1 || g == To - 1)
-      for (int r = 0; r < MR; r++) sum[r] = at_once(_mm256_add_epi32(sum[r], _mm256_madd_epi16(pairs[r], _mm256_set1_epi16(1))));
-  });
-}
-constexpr int kRowsInt = 4;
-
-#else
-
-template <class F, class A, bool Ahead>
-struct Operand {
-  static constexpr bool less_bias = true;
-  static constexpr int vectors = 2;
-  int16_t w[4];
-  explicit Operand(Bytes numbers) {
-    for (int i = 0; i < 4; i++) w[i] = int16_t(byte_of(numbers, i) - F::bias);
-  }
-  Operand(const uint8_t* p, int column) { std::memcpy(w, p + column * 8, 8); }
-  void save(uint8_t* p, int column) const { std::memcpy(p + column * 8, w, 8); }
-  int32_t dot(int32_t sum, const A* a) const {
-    constexpr int place[4] = {0, 2, 1, 3};  // of int16 activations: see Quantized
-    for (int i = 0; i < 4; i++) sum += w[i] * a[sizeof(A) == 1 ? i : place[i]];
-    return sum;
   }
 };
 
-template <class F, int From, int To, int MR, class Block, class A>
-inline void sum_groups(const Block& block, const A* a, Ints* sum) {
-  unrolled<From, To>([&](auto g) {
-    const auto w = block.template operand<g>();
-    for (int r = 0; r < MR; r++) sum[r] = w.dot(sum[r], a + r * kBlock + g * 4);
-  });
-}
-constexpr int kRowsInt = 4;
+// What scales the sums of a block: all that the multiplication of unpacked blocks knows of a format.
+template <int Parts, bool Offset, int Bias, int Run>
+struct Kind {
+  static constexpr int parts = Parts, bias = Bias, run = Run;
+  static constexpr bool offset = Offset;
+};
+template <class F, class A>
+using KindOf = Kind<F::Scales::parts, F::Scales::offset, Operand<F, A>::bias, Operand<F, A>::run>;
+// Of int16, unpacked weights are less the bias already.
+template <class F, class A>
+using UnpackedKindOf = Kind<F::Scales::parts, F::Scales::offset, sizeof(A) == 2 ? 0 : Operand<F, A>::bias, sizeof(A) == 2 ? 0 : Operand<F, A>::run>;
 
-#endif
+// The scales of a strip's registers, from one head each.
+template <class F>
+struct Heads {
+  typename F::Scales of[kAcross];
+  Heads(const Strip<F>& strip, int b) : Heads(strip, b, std::make_integer_sequence<int, kAcross>{}) {}
 
-// --- one block --------------------------------------------------------------------------------------------------------------
+ private:
+  template <int... V>
+  Heads(const Strip<F>& strip, int b, std::integer_sequence<int, V...>) : of{strip.scales(b, V)...} {}
+};
 
 // A block's weights, unpacked as they are used.
 template <class F, class A>
 struct PackedBlock {
-  using Weights = Operand<F, A, false>;
-  const uint8_t* numbers;
-  const typename F::Scales& scales;
-  int at;  // the block within its head
-  template <int G>
-  Weights operand() const {
-    return Weights(F::Numbers::template group<G>(numbers));
+  static constexpr int run = Operand<F, A>::run;
+  const Strip<F>& strip;
+  const Heads<F>& heads;
+  int b, at;  // the block; the same within its head
+  template <int S>
+  Bytes step(int v) const {
+    return Operand<F, A>::template of<S>(strip.block(b, v));
   }
-  Floats scale(int part) const { return scales.scale(at, part); }
-  Floats minimum(int part) const { return scales.minimum(at, part); }
+  Floats scale(int v, int part) const { return heads.of[v].scale(at, part); }
+  Floats minimum(int v, int part) const { return heads.of[v].minimum(at, part); }
 };
 
-// A block's weights, unpacked ahead for many rows: operands of its groups, then f32 scales and offsets.
-template <class F, class A>
+// A block's weights, unpacked ahead: for each register the operands of all steps, then f32 scales and offsets.
+template <class K, class A>
 struct UnpackedBlock {
-  using Weights = Operand<F, A, true>;
-  using Scales = typename F::Scales;
-  static constexpr int group_bytes = 64 * Weights::vectors, scales_at = kGroups * group_bytes, minima_at = scales_at + Scales::parts * kTile * 4;
-  static constexpr int bytes = minima_at + (Scales::offset ? Scales::parts * kTile * 4 : 0);
+  static constexpr int run = K::run, vector = kColumns * 4, scales_at = kSteps<A> * vector, minima_at = scales_at + K::parts * vector;
+  static constexpr int across = minima_at + (K::offset ? K::parts * vector : 0), bytes = kAcross * across;
   const uint8_t* p;
-  int column;
-  template <int G>
-  Weights operand() const {
-    return Weights(p + G * group_bytes, column);
+  template <int S>
+  Bytes step(int v) const {
+    return load_bytes(p + v * across + S * vector);
   }
-  Floats scale(int part) const { return load_floats((const float*)(p + scales_at) + part * kTile + column); }
-  Floats minimum(int part) const { return load_floats((const float*)(p + minima_at) + part * kTile + column); }
+  Floats scale(int v, int part) const { return load_floats((const float*)(p + v * across + scales_at + part * vector)); }
+  Floats minimum(int v, int part) const { return load_floats((const float*)(p + v * across + minima_at + part * vector)); }
+};
 
-  // The blocks of one head, from b on.
-  static void unpack(const TileView<F>& w, int b, uint8_t* to) {
-    for (int column = 0; column < kTile; column += kColumns) {
-      const auto scales = w.scales(b, column);
-      for (int i = 0; i < Scales::blocks; i++) {
-        uint8_t* block = to + i * bytes;
-        unrolled<0, kGroups>([&](auto g) { Weights(F::Numbers::template group<g>(w.block(b + i, column))).save(block + g * group_bytes, column); });
-        for (int part = 0; part < Scales::parts; part++) {
-          save_floats((float*)(block + scales_at) + part * kTile + column, scales.scale(i, part));
-          if constexpr (Scales::offset) save_floats((float*)(block + minima_at) + part * kTile + column, scales.minimum(i, part));
-        }
+// The blocks of one head, from b on, to `to`.
+template <class F, class A>
+inline void unpack(const Strip<F>& strip, int b, uint8_t* to) {
+  using Block = UnpackedBlock<UnpackedKindOf<F, A>, A>;
+  for (int v = 0; v < kAcross; v++) {
+    const auto scales = strip.scales(b, v);
+    for (int i = 0; i < F::Scales::blocks; i++) {
+      uint8_t* p = to + i * Block::bytes + v * Block::across;
+      unrolled<0, kSteps<A>>([&](auto s) __attribute__((always_inline)) {
+        const Bytes w = Operand<F, A>::template of<s>(strip.block(b + i, v));
+        save_bytes(p + s * Block::vector, sizeof(A) == 2 && F::bias ? pairs_less(w, F::bias) : w);
+      });
+      for (int part = 0; part < F::Scales::parts; part++) {
+        save_floats((float*)(p + Block::scales_at + part * Block::vector), scales.scale(i, part));
+        if constexpr (F::Scales::offset) save_floats((float*)(p + Block::minima_at + part * Block::vector), scales.minimum(i, part));
       }
     }
   }
-};
+}
 
 // -bias * the sum of a part's activations.
-template <class F>
+template <class K>
 inline Ints bias_of(const Quantized& x, size_t at, int part) {
-  const int32_t neg8 = F::Scales::parts == 1 ? x.neg8[at] : part == 0 ? x.neg8_first[at] : x.neg8[at] - x.neg8_first[at];
-  return spread(F::bias % 8 ? neg8 / 8 * F::bias : neg8 * (F::bias / 8));
+  if constexpr (K::bias == 0) return spread(0);
+  const int32_t neg8 = K::parts == 1 ? x.neg8[at] : part == 0 ? x.neg8_first[at] : x.neg8[at] - x.neg8_first[at];
+  return spread(K::bias % 8 ? neg8 / 8 * K::bias : neg8 * (K::bias / 8));
 }
 
 // d * the sum of a part's activations.
-template <class F>
+template <class K>
 inline Floats sum_of(const Quantized& x, size_t at, int part) {
-  if constexpr (F::Scales::parts == 1) return spread(x.s[at]);
+  if constexpr (K::parts == 1) return spread(x.s[at]);
   const int32_t neg8 = part == 0 ? x.neg8_first[at] : x.neg8[at] - x.neg8_first[at];
   return spread(x.d[at] * float(neg8 / -8));
 }
 
 // One part of one block into the chains of MR rows, the first of which is at `at`.
-template <class F, class A, int MR, int Part, class Block>
-inline void add_part(const Block& block, const Quantized& x, size_t at, Floats* acc) {
-  constexpr int groups = kGroups / F::Scales::parts;
-  Ints sum[MR];
-  for (int r = 0; r < MR; r++) {
-    if constexpr (Block::Weights::less_bias)
-      sum[r] = spread(0);
-    else
-      sum[r] = bias_of<F>(x, at + r, Part);
+template <class K, class A, int MR, int Part, class Block>
+PAGODA_INLINE void add_part(const Block& block, const Quantized& x, size_t at, Floats (*chains)[kAcross]) {
+  constexpr int steps = kSteps<A> / K::parts;
+  Ints sum[MR][kAcross];
+  const auto start = [&](int r) __attribute__((always_inline)) { return bias_of<K>(x, at + size_t(r), Part); };
+  add_steps<A, MR, Part * steps, (Part + 1) * steps>(block, x.q + at * kBlock * sizeof(A), start, sum);
+  for (int v = 0; v < kAcross; v++) {
+    const Floats d = block.scale(v, Part);
+    Floats m = d;
+    if constexpr (K::offset) m = block.minimum(v, Part);
+    for (int r = 0; r < MR; r++) {
+      Floats chain = fma(mul(d, spread(x.d[at + size_t(r)])), to_floats(sum[r][v]), chains[r][v]);
+      if constexpr (K::offset) chain = fma(m, sum_of<K>(x, at + size_t(r), Part), chain);
+      chains[r][v] = chain;
+    }
   }
-  sum_groups<F, Part * groups, (Part + 1) * groups, MR>(block, (const A*)x.q + at * kBlock, sum);
-  const Floats d = block.scale(Part);
-  for (int r = 0; r < MR; r++) acc[r] = fma(mul(d, spread(x.d[at + r])), to_floats(sum[r]), acc[r]);
-  if constexpr (F::Scales::offset) {
-    const Floats m = block.minimum(Part);
-    for (int r = 0; r < MR; r++) acc[r] = fma(m, sum_of<F>(x, at + r, Part), acc[r]);
+}
+
+template <class K, class A, int MR, class Block>
+PAGODA_INLINE void add_block(const Block& block, const Quantized& x, size_t at, Floats (*chains)[kAcross]) {
+  add_part<K, A, MR, 0>(block, x, at, chains);
+  if constexpr (K::parts == 2) add_part<K, A, MR, 1>(block, x, at, chains);
+}
+
+// --- one strip ----------------------------------------------------------------------------------------------------------------
+
+constexpr int kAhead = 8;  // blocks between fetching and use: a multiple of what any head serves
+
+// MR rows of a strip's outputs, `stride` apart.
+struct Rows {
+  float* p;
+  size_t stride;
+  Rows from(int row) const { return {p + size_t(row) * stride, stride}; }
+  template <int MR>
+  PAGODA_INLINE void load(Floats (*chains)[kAcross]) const {
+    for (int r = 0; r < MR; r++)
+      for (int v = 0; v < kAcross; v++) chains[r][v] = load_floats(p + r * stride + v * kColumns);
   }
-}
+  template <int MR>
+  PAGODA_INLINE void save(const Floats (*chains)[kAcross]) const {
+    for (int r = 0; r < MR; r++)
+      for (int v = 0; v < kAcross; v++) save_floats(p + r * stride + v * kColumns, chains[r][v]);
+  }
+};
 
-template <class F, class A, int MR, class Block>
-inline void add_block(const Block& block, const Quantized& x, size_t at, Floats* acc) {
-  add_part<F, A, MR, 0>(block, x, at, acc);
-  if constexpr (F::Scales::parts == 2) add_part<F, A, MR, 1>(block, x, at, acc);
-}
-
-// --- one tile ---------------------------------------------------------------------------------------------------------------
-
-// The chains of MR rows of kColumns columns, of which `cols` exist; to and from `out`.
 template <int MR>
-inline void load_rows(const float* out, size_t ldo, int cols, Floats* acc) {
-  for (int r = 0; r < MR; r++) acc[r] = cols >= kColumns ? load_floats(out + r * ldo) : load_floats(out + r * ldo, cols);
-}
-template <int MR>
-inline void save_rows(const Floats* acc, float* out, size_t ldo, int cols) {
-  for (int r = 0; r < MR; r++) cols >= kColumns ? save_floats(out + r * ldo, acc[r]) : save_floats(out + r * ldo, acc[r], cols);
+PAGODA_INLINE void clear(Floats (*chains)[kAcross]) {
+  for (int r = 0; r < MR; r++)
+    for (int v = 0; v < kAcross; v++) chains[r][v] = spread(0.0f);
 }
 
-// Blocks that are handled together: a multiple of what any head serves; they stay in the first-level cache even unpacked.
+// Between blocks the chains of many rows lie in memory, so that a block's sums have the registers to themselves.
+template <int MR>
+PAGODA_INLINE void set_aside(Floats (*chains)[kAcross]) {
+  if constexpr (MR * kAcross > kRows * kAcross / 2) asm volatile("" : : "r"(chains) : "memory");
+}
+
+// MR rows within a panel, from packed blocks. `next` is the strip after this one, or null.
+template <class F, class A, int MR>
+__attribute__((noinline)) void packed_rows(const Strip<F>& strip, const Strip<F>* next, int nb, const Quantized& x, int row, Rows out) {
+  constexpr int heads = F::Scales::blocks;
+  Floats chains[MR][kAcross];
+  clear<MR>(chains);
+  size_t at = Quantized::at(row, nb, 0);
+  Ahead ahead(strip, kAhead, nb - kAhead);
+  for (int b = 0; b < nb; b += heads) {
+    const Heads<F> scales(strip, b);
+    if (b + kAhead >= nb) ahead = next ? Ahead(*next, 0, nb) : Ahead();
+    for (int i = 0; i < heads; i++, at += kPanel) {
+      ahead.fetch(b + kAhead < nb ? b + i : b + kAhead - nb + i);
+      set_aside<MR>(chains);
+      add_block<KindOf<F, A>, A, MR>(PackedBlock<F, A>{strip, scales, b + i, i}, x, at, chains);
+    }
+  }
+  out.template save<MR>(chains);
+}
+
+// kRows rows within a panel, `count` blocks from `at` on, unpacked at `blocks`. Unless they are the first, chains go on from `out`.
+template <class K, class A>
+__attribute__((noinline)) void unpacked_rows(const uint8_t* blocks, int count, bool first, const Quantized& x, size_t at, const Ahead& ahead, Rows out) {
+  using Block = UnpackedBlock<K, A>;
+  Floats chains[kRows][kAcross];
+  clear<kRows>(chains);
+  if (!first) out.template load<kRows>(chains);
+  for (int i = 0; i < count; i++, at += kPanel, blocks += Block::bytes) {
+    ahead.fetch(i);
+    set_aside<kRows>(chains);
+    add_block<K, A, kRows>(Block{blocks}, x, at, chains);
+  }
+  out.template save<kRows>(chains);
+}
+
+// Blocks that are unpacked together: a multiple of what any head serves; they stay in the first-level cache.
 constexpr int kRun = 8;
 
-// MR rows within a panel, from packed blocks: a run of them for some columns, then for the next.
-template <class F, class A, int MR>
-inline void packed_rows(const TileView<F>& w, int nb, const Quantized& x, int row, float* out, size_t ldo, int cols) {
-  constexpr int heads = F::Scales::blocks, across = kTile / kColumns;
-  Floats chains[across][MR];
-  for (int from = 0; from < nb; from += kRun)
-    for (int c = 0; c < across; c++) {
-      Floats acc[MR];
-      for (int r = 0; r < MR; r++) acc[r] = from == 0 ? spread(0.0f) : chains[c][r];
-      for (int b = from; b < nb && b < from + kRun; b += heads) {
-        const auto scales = w.scales(b, c * kColumns);
-        for (int i = 0; i < heads; i++)
-          add_block<F, A, MR>(PackedBlock<F, A>{w.block(b + i, c * kColumns), scales, i}, x, Quantized::at(row, nb, b + i), acc);
-      }
-      for (int r = 0; r < MR; r++) chains[c][r] = acc[r];
-    }
-  for (int c = 0; c * kColumns < cols; c++) save_rows<MR>(chains[c], out + c * kColumns, ldo, cols - c * kColumns);
-}
-
-// MR rows within a panel, kColumns columns, blocks [b, b + count), unpacked at `blocks`; the chains so far are in `out` unless b is 0.
-template <class F, class A, int MR>
-inline void unpacked_rows(const uint8_t* blocks, int column, int b, int count, int nb, const Quantized& x, int row, float* out, size_t ldo,
-                          int cols) {
-  Floats acc[MR];
-  for (auto& chain : acc) chain = spread(0.0f);
-  if (b > 0) load_rows<MR>(out, ldo, cols, acc);
-  size_t at = Quantized::at(row, nb, b);
-  for (int i = 0; i < count; i++, at += kPanel)
-    add_block<F, A, MR>(UnpackedBlock<F, A>{blocks + i * UnpackedBlock<F, A>::bytes, column}, x, at, acc);
-  save_rows<MR>(acc, out, ldo, cols);
-}
-
-// Many rows, a multiple of kRowsInt: a run of blocks is unpacked once for all of them.
+// Many rows, a multiple of kRows: a run of blocks is unpacked once for all of them.
 template <class F, class A>
-inline void many_rows(const TileView<F>& w, int nb, const Quantized& x, int row0, int rows, float* out, size_t ldo, int cols) {
-  alignas(64) uint8_t blocks[kRun * UnpackedBlock<F, A>::bytes];
+__attribute__((noinline)) void many_rows(const Strip<F>& strip, const Strip<F>* next, int nb, const Quantized& x, int row0, int rows, Rows out) {
+  using K = UnpackedKindOf<F, A>;
+  alignas(64) uint8_t blocks[kRun * UnpackedBlock<K, A>::bytes];
   for (int b = 0; b < nb; b += kRun) {
-    const int count = nb - b < kRun ? nb - b : kRun;
-    for (int i = 0; i < count; i += F::Scales::blocks) UnpackedBlock<F, A>::unpack(w, b + i, blocks + i * UnpackedBlock<F, A>::bytes);
-    for (int r = 0; r < rows; r += kRowsInt)
-      for (int c = 0; c < cols; c += kColumns)
-        unpacked_rows<F, A, kRowsInt>(blocks, c, b, count, nb, x, row0 + r, out + r * ldo + c, ldo, cols - c);
+    const int count = nb - b < kRun ? nb - b : kRun, after = nb - b - count;
+    for (int i = 0; i < count; i += F::Scales::blocks) unpack<F, A>(strip, b + i, blocks + i * UnpackedBlock<K, A>::bytes);
+    Ahead ahead = after ? Ahead(strip, b + kRun, after) : next ? Ahead(*next, 0, nb) : Ahead();
+    for (int r = 0; r < rows; r += kRows) {
+      unpacked_rows<K, A>(blocks, count, b == 0, x, Quantized::at(row0 + r, nb, b), ahead, out.from(r));
+      ahead.count = 0;
+    }
   }
 }
-constexpr int kUnpackRows = 2 * kRowsInt;  // rows from which unpacking ahead pays
+constexpr int kUnpackRows = 2 * kRows + 1;  // rows from which that pays
+
+template <class F, class A, int MR = kRows>
+inline void few_rows(const Strip<F>& strip, const Strip<F>* next, int nb, const Quantized& x, int row, int rows, Rows out) {
+  if (rows == MR) return packed_rows<F, A, MR>(strip, next, nb, x, row, out);
+  if constexpr (MR > 1) few_rows<F, A, MR - 1>(strip, next, nb, x, row, rows, out);
+}
+
+template <class F, class A>
+inline void int_strip(const Packed& w, int column, int end, const Quantized& x, int row0, int rows, Rows out) {
+  const Strip<F> strip(w, column), following(w, column + kStrip);
+  const Strip<F>* next = column + kStrip < end ? &following : nullptr;
+  const int nb = w.blocks();
+  int r = 0;
+  if (rows >= kUnpackRows) {
+    r = rows / kRows * kRows;
+    many_rows<F, A>(strip, next, nb, x, row0, r, out);
+  }
+  for (; r < rows; r += kRows) few_rows<F, A>(strip, next, nb, x, row0 + r, rows - r < kRows ? rows - r : kRows, out.from(r));
+}
 
 // Rows begin at a multiple of kPanel, so that no group of rows crosses a panel.
 template <class F, class A>
-inline void int_tile(const Packed& w, int t, const Quantized& x, int row0, int rows, float* out, size_t ldo) {
-  const TileView<F> view(w, t);
-  const int nb = w.blocks(), cols = w.n - t * kTile < kTile ? w.n - t * kTile : kTile;
-  float* o = out + size_t(row0) * ldo + size_t(t) * kTile;
-  int r = 0;
-  if (rows >= kUnpackRows) {
-    r = rows / kRowsInt * kRowsInt;
-    many_rows<F, A>(view, nb, x, row0, r, o, ldo, cols);
+inline void int_tiles(const Packed& w, int t, int tiles, const Quantized& x, int row0, int rows, float* out, size_t ldo) {
+  const int end = (t + tiles) * kTile < w.n ? (t + tiles) * kTile : w.n;
+  int column = t * kTile;
+  for (; column + kStrip <= end; column += kStrip) int_strip<F, A>(w, column, end, x, row0, rows, {out + size_t(row0) * ldo + column, ldo});
+  if (column == end) return;
+  // The last columns, fewer than a strip has: some rows at a time to the side, and what exists from there.
+  for (int r = 0; r < rows; r += kPanel) {
+    float edge[kPanel * kStrip];
+    const int some = rows - r < kPanel ? rows - r : kPanel;
+    int_strip<F, A>(w, column, end, x, row0 + r, some, {edge, kStrip});
+    for (int i = 0; i < some; i++) std::memcpy(out + size_t(row0 + r + i) * ldo + column, edge + i * kStrip, size_t(end - column) * sizeof(float));
   }
-  for (; r + kRowsInt <= rows; r += kRowsInt) packed_rows<F, A, kRowsInt>(view, nb, x, row0 + r, o + r * ldo, ldo, cols);
-  if constexpr (kRowsInt > 4)
-    for (; r + 4 <= rows; r += 4) packed_rows<F, A, 4>(view, nb, x, row0 + r, o + r * ldo, ldo, cols);
-  for (; r + 2 <= rows; r += 2) packed_rows<F, A, 2>(view, nb, x, row0 + r, o + r * ldo, ldo, cols);
-  for (; r < rows; r++) packed_rows<F, A, 1>(view, nb, x, row0 + r, o + r * ldo, ldo, cols);
 }
 
 // `w` is in a quantised format.
-inline void linear_int(const Packed& w, int t, const Quantized& x, int row0, int rows, float* out, size_t ldo) {
+inline void linear_int(const Packed& w, int t, int tiles, const Quantized& x, int row0, int rows, float* out, size_t ldo) {
   with_layout(w.format, [&](auto layout) {
     using F = decltype(layout);
-    x.bytes == 1 ? int_tile<F, int8_t>(w, t, x, row0, rows, out, ldo) : int_tile<F, int16_t>(w, t, x, row0, rows, out, ldo);
+    x.bytes == 1 ? int_tiles<F, int8_t>(w, t, tiles, x, row0, rows, out, ldo) : int_tiles<F, int16_t>(w, t, tiles, x, row0, rows, out, ldo);
   });
 }
 

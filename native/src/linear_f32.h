@@ -65,13 +65,17 @@ inline void f32_tile(const Packed& w, int t, const float* x, int row0, int rows,
   for (; r < rows; r++) f32_rows<S, 1>(source, w.k, a + size_t(r) * w.k, o + r * ldo, ldo, cols);
 }
 
-inline void linear_f32(const Packed& w, int t, const float* x, int row0, int rows, float* out, size_t ldo) {
+inline void f32_tile(const Packed& w, int t, const float* x, int row0, int rows, float* out, size_t ldo) {
   switch (w.format) {
     case Format::F32: return f32_tile<SourceF32>(w, t, x, row0, rows, out, ldo);
     case Format::F16: return f32_tile<SourceF16>(w, t, x, row0, rows, out, ldo);
     case Format::BF16: return f32_tile<SourceBF16>(w, t, x, row0, rows, out, ldo);
     default: with_layout(w.format, [&](auto layout) { f32_tile<QuantizedSource<decltype(layout)>>(w, t, x, row0, rows, out, ldo); });
   }
+}
+
+inline void linear_f32(const Packed& w, int t, int tiles, const float* x, int row0, int rows, float* out, size_t ldo) {
+  for (int end = t + tiles; t < end; t++) f32_tile(w, t, x, row0, rows, out, ldo);
 }
 
 }  // namespace pagoda::PAGODA_NS

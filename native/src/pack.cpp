@@ -1,9 +1,8 @@
 #include "pack.h"
 
-#include <cstdlib>
 #include <cstring>
-#include <new>
 
+#include "large_pages.h"
 #include "stored.h"
 
 // Packing and single rows are plain code: the scalar build's view of a tile.
@@ -90,12 +89,9 @@ size_t packed_tile_bytes(Format format, int k) {
   return (bytes + kAlign - 1) / kAlign * kAlign;
 }
 
-void Weight::Free::operator()(uint8_t* p) const { std::free(p); }
-
 Weight::Weight(Pool& pool, Format format, int n, int k, const uint8_t* raw)
     : packed_{format, n, k, packed_tile_bytes(format, k), nullptr} {
-  memory_.reset((uint8_t*)std::aligned_alloc(kAlign, bytes()));
-  if (!memory_) throw std::bad_alloc();
+  memory_ = large_page_memory(bytes());
   packed_.data = memory_.get();
   const size_t row = stored_row_bytes(format, k), dense = dense_bytes(format);
   pool.each(packed_.tiles(), [&](int t) {

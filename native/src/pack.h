@@ -25,10 +25,7 @@ class Weight : public std::enable_shared_from_this<Weight> {
   void row(int v, float* out) const;
 
  private:
-  struct Free {
-    void operator()(uint8_t* p) const;
-  };
-  std::unique_ptr<uint8_t, Free> memory_;
+  std::shared_ptr<uint8_t> memory_;
   Packed packed_;
 };
 

@@ -14,7 +14,7 @@ constexpr int kTilesPerThread = 4;        // of a row-wise instruction, so that 
 constexpr int kLeastNumbers = 2048;       // of such a tile: with less, meeting takes longer than the work
 
 int parts(int n, int per) { return (n + per - 1) / per; }
-int columns_per_tile(const Packed& w) { return std::max(1, int(kTileBytes / w.tile_bytes)); }
+int columns_per_tile(const Packed& w) { return std::max(2, int(kTileBytes / w.tile_bytes) / 2 * 2); }  // kernels take them in pairs
 
 }  // namespace
 
@@ -220,10 +220,9 @@ void StepJob::linear(const Instruction& i, int tile) {
     }
     const Buffer& in = buffer(i.in[0]);
     float* out = buffer(i.out[j]).x;
-    for (int t = tile * per; t < std::min(w.tiles(), (tile + 1) * per); t++)
-      shape(i.in[0]).integer ? program_->kernels_.linear_int(w, t, in.q, 0, n, out, size_t(w.n))
-                             : program_->kernels_.linear_f32(w, t, in.x, 0, n, out, size_t(w.n));
-    return;
+    const int first = tile * per, tiles = std::min(w.tiles() - first, per);
+    return shape(i.in[0]).integer ? program_->kernels_.linear_int(w, first, tiles, in.q, 0, n, out, size_t(w.n))
+                                  : program_->kernels_.linear_f32(w, first, tiles, in.x, 0, n, out, size_t(w.n));
   }
 }
 

@@ -8,20 +8,21 @@ const Kernels& scalar_kernels() { return kernels_for("scalar"); }
 
 constexpr float kCanary = 12345.0f;
 
-// One product of a random shape: 1 to 3 tiles of which the last may be partial, rows from row0 on.
+// One product of a random shape: 1 to 5 tiles of which the last may be partial, rows from row0 on.
 struct Case {
   const Definition& format;
-  int n, k, row0, rows;
+  int n, k, row0, rows, together;
   std::vector<uint8_t> raw;
   std::vector<float> x;  // [row0 + rows, k]
   std::unique_ptr<Weight> weight;
 
   Case(Random& random, Pool& pool, const Definition& format, int rows)
       : format(format),
-        n(random.between(1, 40)),
-        k(format.numbers == 256 ? 256 * random.between(1, 2) : kBlock * random.between(1, 10)),
+        n(random.between(1, 72)),
+        k(format.numbers == 256 ? 256 * random.between(1, 2) : kBlock * random.between(1, 20)),
         row0(kPanel * random.below(3)),
-        rows(rows) {
+        rows(rows),
+        together(random.between(1, 5)) {
     raw = random_matrix(random, format, n, k);
     const size_t size = size_t(row0 + rows) * size_t(k);
     x = random.below(2) ? random.numbers(size) : random.awkwards(size);
@@ -30,19 +31,20 @@ struct Case {
   std::string about(const char* isa) const {
     return std::string(format.name) + " n=" + std::to_string(n) + " k=" + std::to_string(k) + " rows=" + std::to_string(rows) + " " + isa;
   }
-  // The product of all tiles; rows before row0 stay as they are.
+  // The product of all tiles, `together` at a time; rows before row0 stay as they are.
   template <class F>
-  std::vector<float> product_of(F tile) const {
+  std::vector<float> product_of(F product) const {
     std::vector<float> out(size_t(row0 + rows) * size_t(n), kCanary);
-    for (int t = 0; t < weight->packed().tiles(); t++) tile(t, out.data());
+    const int tiles = weight->packed().tiles();
+    for (int t = 0; t < tiles; t += together) product(t, std::min(together, tiles - t), out.data());
     for (int i = 0; i < row0 * n; i++) CHECK(out[size_t(i)] == kCanary);
     return out;
   }
   std::vector<float> product_int(const Kernels& kernels, const Quantized& in) const {
-    return product_of([&](int t, float* out) { kernels.linear_int(weight->packed(), t, in, row0, rows, out, size_t(n)); });
+    return product_of([&](int t, int tiles, float* out) { kernels.linear_int(weight->packed(), t, tiles, in, row0, rows, out, size_t(n)); });
   }
   std::vector<float> product_f32(const Kernels& kernels) const {
-    return product_of([&](int t, float* out) { kernels.linear_f32(weight->packed(), t, x.data(), row0, rows, out, size_t(n)); });
+    return product_of([&](int t, int tiles, float* out) { kernels.linear_f32(weight->packed(), t, tiles, x.data(), row0, rows, out, size_t(n)); });
   }
 };
 
@@ -112,7 +114,7 @@ TEST("linear", integers_on_every_instruction_set) {
   Pool pool(1);
   for (const auto& format : definitions())
     for (const int bytes : {1, 2})
-      for (int rows = 1; rows <= 20 && !format.dense(); rows++) {
+      for (int rows = 1; rows <= 26 && !format.dense(); rows++) {
         const Case c(random, pool, format, rows);
         auto in = quantized(scalar_kernels(), c.x, c.row0 + rows, c.k, bytes);
         const auto expected = c.product_int(scalar_kernels(), in.view());
@@ -139,9 +141,9 @@ TEST("linear", integers_at_their_limits) {
           for (const int bytes : {1, 2}) {
             auto in = quantized(scalar_kernels(), std::vector<float>(size_t(rows) * kK, sign), rows, kK, bytes);
             std::vector<float> expected(size_t(rows) * kN), got(expected.size());
-            scalar_kernels().linear_int(weight.packed(), 0, in.view(), 0, rows, expected.data(), kN);
+            scalar_kernels().linear_int(weight.packed(), 0, 1, in.view(), 0, rows, expected.data(), kN);
             for (const auto* kernels : vector_kernels()) {
-              kernels->linear_int(weight.packed(), 0, in.view(), 0, rows, got.data(), kN);
+              kernels->linear_int(weight.packed(), 0, 1, in.view(), 0, rows, got.data(), kN);
               CHECK_CASE(same(expected, got), std::string(format.name) + " " + kernels->name);
             }
           }

@@ -151,7 +151,7 @@ class Plainly {
     const Packed& w = model().weights[which]->packed();
     auto in = quantized(k_, x, 1, w.k, 2);
     std::vector<float> y(static_cast<size_t>(w.n));
-    for (int t = 0; t < w.tiles(); t++) k_.linear_int(w, t, in.view(), 0, 1, y.data(), y.size());
+    k_.linear_int(w, 0, w.tiles(), in.view(), 0, 1, y.data(), y.size());
     return y;
   }
   std::vector<float> attended(const std::vector<float>& q) const {
