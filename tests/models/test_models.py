@@ -79,6 +79,17 @@ def test_a_tensor_of_another_shape(tmp_path: Path) -> None:
         read(tmp_path, with_tensors(change))
 
 
+def test_tensors_that_the_family_does_not_use(tmp_path: Path) -> None:
+    """A bias passed over would give wrong outputs without a word."""
+    file = tiny_file(SHAPE)
+    extra = [Tensor(f"blk.{i}.attn_q.bias", (192,), "f32", bytes(4 * 192)) for i in range(2)]
+    with pytest.raises(UnsupportedModel, match=r"'llama' has no use for 'blk.0.attn_q.bias', 'blk.1.attn_q.bias': the"):
+        read(tmp_path, replace(file, tensors=[*file.tensors, *extra]))
+    more = [Tensor(f"extra.{i}", (1,), "f32", bytes(4)) for i in range(9)]
+    with pytest.raises(UnsupportedModel, match=r"'extra.0', 'extra.1', 'extra.2' and 6 more"):
+        read(tmp_path, replace(file, tensors=[*file.tensors, *more]))
+
+
 @pytest.mark.parametrize(("name", "near"), [("llama4", "llama"), ("mamba", "llama")])
 def test_an_unknown_architecture(tmp_path: Path, name: str, near: str) -> None:
     file = tiny_file(SHAPE)

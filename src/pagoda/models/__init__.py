@@ -61,7 +61,7 @@ def read_config(source: Source) -> LlamaConfig:
     """The hyperparameters, checked against the tensors that are there.
 
     Raises:
-        UnsupportedModel: the architecture is not known.
+        UnsupportedModel: the architecture is not known, or the file has tensors that it does not use.
         ModelFileError: a key or tensor is missing, or a tensor has another shape than the keys say.
     """
     if source.architecture not in FAMILIES:
@@ -77,7 +77,18 @@ def read_config(source: Source) -> LlamaConfig:
             raise ModelFileError(f"{source.name}: tensor {name!r} of shape {shape} is missing")
         if shapes[name] != shape:
             raise ModelFileError(f"{source.name}: tensor {name!r} must have shape {shape}, found {shapes[name]}")
+    _refuse_unused(source, sorted(set(shapes) - set(config.tensors())))
     return config
+
+
+def _refuse_unused(source: Source, unused: list[str]) -> None:
+    """A bias or a norm that the family does not have, passed over, would give other outputs and no error."""
+    if unused:
+        more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
+        raise UnsupportedModel(
+            f"{source.name}: the family {source.architecture!r} has no use for {', '.join(map(repr, unused[:3]))}{more}: "
+            "the file is of another kind than it says, and would give wrong outputs"
+        )
 
 
 def outline(source: Source, config: LlamaConfig, weight: Callable[[str], Weight]) -> Model:
