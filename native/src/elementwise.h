@@ -52,19 +52,47 @@ inline void norm(const float* x, const float* w, float eps, int n, float* y) {
   if (tail(n)) store_n(y + i, mul(mul(load_n(x + i, tail(n)), inverse), load_n(w + i, tail(n))), tail(n));
 }
 
-inline V silu_mul(V g, V u) { return mul(div(g, add(set1(1.0f), exp(sub(zero(), g)))), u); }
-
-inline void silu_mul(const float* gate, const float* up, int n, float* y) {
+// f on whole vectors, then on what is left.
+template <class F>
+inline void each(const float* x, int n, float* y, F f) {
   int i = 0;
-  for (; i + kLanes <= n; i += kLanes) store(y + i, silu_mul(load(gate + i), load(up + i)));
-  if (tail(n)) store_n(y + i, silu_mul(load_n(gate + i, tail(n)), load_n(up + i, tail(n))), tail(n));
+  for (; i + kLanes <= n; i += kLanes) store(y + i, f(load(x + i)));
+  if (tail(n)) store_n(y + i, f(load_n(x + i, tail(n))), tail(n));
+}
+template <class F>
+inline void each_two(const float* x, const float* y, int n, float* z, F f) {
+  int i = 0;
+  for (; i + kLanes <= n; i += kLanes) store(z + i, f(load(x + i), load(y + i)));
+  if (tail(n)) store_n(z + i, f(load_n(x + i, tail(n)), load_n(y + i, tail(n))), tail(n));
+}
+
+// g / (1 + e^-z) * u
+inline V gated(V g, V z, V u) { return mul(div(g, add(set1(1.0f), exp(sub(zero(), z)))), u); }
+
+inline void act(Act kind, const float* gate, const float* up, int n, float* y) {
+  if (kind == Act::Silu) return each_two(gate, up, n, y, [](V g, V u) { return gated(g, g, u); });
+  // 2z = g (a + b g^2), with a = 2 sqrt(2 / pi) and b = 0.044715 a
+  each_two(gate, up, n, y, [](V g, V u) { return gated(g, mul(g, fma(mul(g, g), set1(0.0713548163f), set1(1.59576912f))), u); });
+}
+
+inline void scale(const float* x, float factor, int n, float* y) {
+  each(x, n, y, [factor](V v) { return mul(v, set1(factor)); });
+}
+
+// tanh(v) = 1 - 2 / (e^2v + 1): within 1 ulp of 1, which is what a cap needs.
+inline V soft_cap(V x, V cap) {
+  const V v = div(x, cap);
+  return mul(cap, sub(set1(1.0f), div(set1(2.0f), add(exp(add(v, v)), set1(1.0f)))));
+}
+inline void soft_cap(const float* x, float cap, int n, float* y) {
+  each(x, n, y, [cap](V v) { return soft_cap(v, set1(cap)); });
 }
 
 inline void add(const float* x, const float* y, int n, float* z) {
-  int i = 0;
-  for (; i + kLanes <= n; i += kLanes) store(z + i, add(load(x + i), load(y + i)));
-  if (tail(n)) store_n(z + i, add(load_n(x + i, tail(n)), load_n(y + i, tail(n))), tail(n));
+  each_two(x, y, n, z, [](V a, V b) { return add(a, b); });
 }
+
+inline void add_to(float* x, const float* y, int n) { add(x, y, n, x); }
 
 // y = x * cos + partner * (-sin for a pair's first element, +sin for its second): one product rounded, then one fma.
 inline void rope_adjacent(float* x, int dims, const float* cos, const float* sin) {

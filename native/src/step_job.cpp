@@ -125,6 +125,8 @@ void StepJob::run_row(const Instruction& i, int r, int worker) {
     case Op::Pick: return copy(row(i.in[0], step_.sampled[size_t(r)]));
     case Op::Quantize: return k.quantize(row(i.in[0], r), shape(i.in[0]).width, buffer(i.out[0]).q, r);
     case Op::Add: return k.add(row(i.in[0], r), row(i.in[1], r), shape(i.out[0]).width, row(i.out[0], r));
+    case Op::Scale: return k.scale(row(i.in[0], r), i.real[0], shape(i.out[0]).width, row(i.out[0], r));
+    case Op::SoftCap: return k.soft_cap(row(i.in[0], r), i.real[0], shape(i.out[0]).width, row(i.out[0], r));
     case Op::Norm: return norm(i, r, worker);
     case Op::Act: return act(i, r, worker);
     case Op::Rope:
@@ -145,7 +147,9 @@ void StepJob::norm(const Instruction& i, int r, int worker) {
   auto& scratch = scratch_[size_t(worker)];
   if (scratch.size() < size_t(d)) scratch.resize(size_t(d));
   float* y = i.out[1] >= 0 ? row(i.out[1], r) : scratch.data();
-  k.norm(x, program_->vectors_[size_t(i.weights[0])].data(), i.real[0], d, y);
+  const int heads = i.whole[0], part = d / heads;
+  for (int h = 0; h < heads; h++)
+    k.norm(x + h * part, program_->vectors_[size_t(i.weights[0])].data(), i.real[0], part, y + h * part);
   if (i.out[2] >= 0) k.quantize(y, d, buffer(i.out[2]).q, r);
 }
 
@@ -155,7 +159,7 @@ void StepJob::act(const Instruction& i, int r, int worker) {
   auto& scratch = scratch_[size_t(worker)];
   if (scratch.size() < size_t(d)) scratch.resize(size_t(d));
   float* y = i.out[0] >= 0 ? row(i.out[0], r) : scratch.data();
-  k.silu_mul(row(i.in[0], r), row(i.in[1], r), d, y);
+  k.act(Act(i.whole[0]), row(i.in[0], r), row(i.in[1], r), d, y);
   if (i.out[1] >= 0) k.quantize(y, d, buffer(i.out[1]).q, r);
 }
 
@@ -200,6 +204,10 @@ void StepJob::linear(const Instruction& i, int tile) {
     for (int t = tile * per; t < std::min(w.tiles(), (tile + 1) * per); t++)
       shape(i.in[0]).integer ? program_->kernels_.linear_int(w, t, in.q, 0, n, out, size_t(w.n))
                              : program_->kernels_.linear_f32(w, t, in.x, 0, n, out, size_t(w.n));
+    if (i.whole.empty()) return;
+    const float* bias = program_->vectors_[size_t(i.whole[j])].data();
+    const int first = tile * per * kTile, last = std::min(w.n, (tile + 1) * per * kTile);
+    for (int r = 0; r < n; r++) program_->kernels_.add_to(out + size_t(r) * size_t(w.n) + first, bias + first, last - first);
     return;
   }
 }

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from typing import Any, Literal
+from typing import Any, get_args
 
-from pagoda.backends.ops import Floats, KVLayer, RopeTable, Rows
+from pagoda.backends.ops import Activation, Floats, KVLayer, RopeTable, Rows
 
 NONE = -1
 """An absent operand."""
+ACTS = get_args(Activation)
+"""In the order of `Act` in native/src/kernels.h."""
 INTEGERS = {"int8": 1, "int16": 2, "f32": 0}
 """Activations -> bytes of a number, if quantised."""
 
@@ -36,6 +38,8 @@ class Op(IntEnum):
     ADD = 11
     PICK = 12
     OUTPUT = 13
+    SCALE = 14
+    SOFT_CAP = 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,12 +132,23 @@ class Recorder:
         at = _number(self.recording.matrices, weight)
         return self._emit(Op.EMBED, Shape("R", weight.shape[1]), constants=(at,))[0]
 
-    def linear(self, x: int, weights: NativeWeight | Sequence[NativeWeight], site: str = "") -> Any:  # noqa: ARG002
-        """x @ W.T; weights that read the same form of x share a pass. No adapters yet: `site` changes nothing."""
+    def linear(
+        self,
+        x: int,
+        weights: NativeWeight | Sequence[NativeWeight],
+        site: str = "",  # noqa: ARG002
+        bias: NativeWeight | Sequence[NativeWeight] | None = None,
+    ) -> Any:
+        """x @ W.T + b; weights that read the same form of x share a pass. No adapters yet: `site` changes nothing."""
         several = [weights] if isinstance(weights, NativeWeight) else list(weights)
+        biases = [bias] if isinstance(bias, NativeWeight) else list(bias or ())
         for w in several:
             if len(w.shape) != 2 or w.shape[1] != self._shape(x).width:
                 raise ValueError(f"{w.name} is {w.shape}, its input {self._shape(x).width} wide")
+        for w, b in zip(several, biases, strict=True) if biases else ():
+            if b.shape != w.shape[:1]:
+                raise ValueError(f"{b.name} is {b.shape}, what it is added to {w.shape[0]} wide")
+        added = [_number(self.recording.vectors, b) for b in biases]
         made: dict[int, int] = {}
         for integers in (True, False):
             chosen = [i for i, w in enumerate(several) if (w.quantized and self._integer > 0) == integers]
@@ -146,6 +161,7 @@ class Recorder:
                 *(Shape(rows, several[i].shape[0]) for i in chosen),
                 reads=(read,),
                 constants=tuple(_number(self.recording.matrices, several[i]) for i in chosen),
+                whole=tuple(added[i] for i in chosen) if added else (),
             )
             made.update(zip(chosen, written, strict=True))
         if isinstance(weights, NativeWeight):
@@ -158,13 +174,13 @@ class Recorder:
             self._quantized[x] = self._emit(Op.QUANTIZE, shape, reads=(x,))[0]
         return self._quantized[x]
 
-    def norm(self, x: int, weight: NativeWeight, eps: float) -> int:
-        """RMSNorm."""
-        if weight.shape != (self._shape(x).width,):
-            raise ValueError(f"{weight.name} is {weight.shape}, its input {self._shape(x).width} wide")
+    def norm(self, x: int, weight: NativeWeight, eps: float, heads: int = 1) -> int:
+        """RMSNorm of each head."""
+        if len(weight.shape) != 1 or heads * weight.shape[0] != self._shape(x).width:
+            raise ValueError(f"{weight.name} is {weight.shape}, its input {self._shape(x).width} wide in {heads} heads")
         y = self.recording.value(self._shape(x))
         at = _number(self.recording.vectors, weight)
-        self.recording.instructions.append(Instruction(Op.NORM, (x, NONE), (NONE, y, NONE), (at,), (), (eps,)))
+        self.recording.instructions.append(Instruction(Op.NORM, (x, NONE), (NONE, y, NONE), (at,), (heads,), (eps,)))
         return y
 
     def rope(self, q: int, k: int, head_dim: int, table: RopeTable) -> tuple[int, int]:
@@ -187,19 +203,27 @@ class Recorder:
         self.recording.instructions.append(Instruction(Op.MERGE, (y,), (y,), (), place))
         return y
 
-    def act(self, gate: int, up: int, kind: Literal["silu"]) -> int:
-        """silu(gate) * up."""
-        if kind != "silu":
-            raise ValueError(f"act knows silu, got {kind!r}")
+    def act(self, gate: int, up: int, kind: Activation) -> int:
+        """f(gate) * up."""
+        if kind not in ACTS:
+            raise ValueError(f"act knows {', '.join(ACTS)}, got {kind!r}")
         self._same(gate, up)
         y = self.recording.value(self._shape(gate))
-        self.recording.instructions.append(Instruction(Op.ACT, (gate, up), (y, NONE)))
+        self.recording.instructions.append(Instruction(Op.ACT, (gate, up), (y, NONE), whole=(ACTS.index(kind),)))
         return y
 
     def add(self, x: int, y: int) -> int:
         """x + y."""
         self._same(x, y)
         return self._emit(Op.ADD, self._shape(x), reads=(x, y))[0]
+
+    def scale(self, x: int, factor: float) -> int:
+        """x * factor."""
+        return self._emit(Op.SCALE, self._shape(x), reads=(x,), real=(factor,))[0]
+
+    def soft_cap(self, x: int, cap: float) -> int:
+        """cap * tanh(x / cap)."""
+        return self._emit(Op.SOFT_CAP, self._shape(x), reads=(x,), real=(cap,))[0]
 
     def pick(self, x: int) -> int:
         """Rows `Step.sampled` of x."""

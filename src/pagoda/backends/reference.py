@@ -13,12 +13,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import Any, Literal
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from pagoda.backends.ops import (
+    Activation,
     Draw,
     Floats,
     Ints,
@@ -44,6 +45,7 @@ LOGITS = "logits"
 """The output that draws sample."""
 UNQUANTISED = ("f32", "f16", "bf16")
 """Weight formats that read activations as they are."""
+ACTS = get_args(Activation)
 BLOCK = 32
 """Activations are quantised in runs of this many."""
 TOPS = {"int8": 127, "int16": 32767}
@@ -95,11 +97,27 @@ class ReferenceOps:
             raise ValueError(f"token ids run from 0 to {size - 1} in {weight.name}, got {ids.tolist()}")
         return weight.values[ids]
 
-    def linear(self, x: Floats, weights: ReferenceWeight | Sequence[ReferenceWeight], site: str = "") -> Any:  # noqa: ARG002
-        """x @ W.T, x as blocks of integers if W is quantised and activations are. `site` changes nothing here."""
+    def linear(
+        self,
+        x: Floats,
+        weights: ReferenceWeight | Sequence[ReferenceWeight],
+        site: str = "",  # noqa: ARG002
+        bias: ReferenceWeight | Sequence[ReferenceWeight] | None = None,
+    ) -> Any:
+        """x @ W.T + b, x as blocks of integers if W is quantised and activations are. `site` changes nothing here."""
         if isinstance(weights, ReferenceWeight):
-            return self._product(x, weights)
-        return tuple(self._product(x, weight) for weight in weights)
+            assert bias is None or isinstance(bias, ReferenceWeight)
+            return self._biased(self._product(x, weights), bias)
+        biases = [None] * len(weights) if bias is None else bias
+        assert not isinstance(biases, ReferenceWeight)
+        return tuple(self._biased(self._product(x, w), b) for w, b in zip(weights, biases, strict=True))
+
+    def _biased(self, x: Floats, bias: ReferenceWeight | None) -> Floats:
+        if bias is None:
+            return x
+        if bias.values.shape != x.shape[1:]:
+            raise ValueError(f"{bias.name} is {bias.values.shape}, what it is added to {x.shape}")
+        return x + bias.values
 
     def _product(self, x: Floats, weight: ReferenceWeight) -> Floats:
         if x.shape[1:] != weight.values.shape[1:]:
@@ -109,13 +127,13 @@ class ReferenceOps:
         product: Doubles = read @ weight.values.T.astype(np.float64)
         return product.astype(np.float32)
 
-    def norm(self, x: Floats, weight: ReferenceWeight, eps: float) -> Floats:
-        """x / sqrt(mean(x^2) + eps) * weight."""
-        if x.shape[1:] != weight.values.shape:
-            raise ValueError(f"{weight.name} is {weight.values.shape}, its input {x.shape}")
-        wide = x.astype(np.float64)
-        scale: Doubles = np.sqrt((wide * wide).mean(axis=1, keepdims=True) + eps)
-        return (wide / scale * weight.values).astype(np.float32)
+    def norm(self, x: Floats, weight: ReferenceWeight, eps: float, heads: int = 1) -> Floats:
+        """x / sqrt(mean(x^2) + eps) * weight, for each of `heads` parts of a row."""
+        if (x.shape[1],) != (heads * weight.values.size,):
+            raise ValueError(f"{weight.name} is {weight.values.shape}, its input {x.shape} of {heads} heads")
+        wide = x.reshape(len(x), heads, weight.values.size).astype(np.float64)
+        scale: Doubles = np.sqrt((wide * wide).mean(axis=2, keepdims=True) + eps)
+        return (wide / scale * weight.values).astype(np.float32).reshape(x.shape)
 
     def rope(self, q: Floats, k: Floats, head_dim: int, table: RopeTable) -> tuple[Floats, Floats]:
         """Rotate each head of q and k."""
@@ -160,20 +178,30 @@ class ReferenceOps:
                 result[row] = _attention(q[row], keys[:seen], values[:seen], kv.scale)
         return result
 
-    def act(self, gate: Floats, up: Floats, kind: Literal["silu"]) -> Floats:
-        """silu(gate) * up."""
-        if kind != "silu":
-            raise ValueError(f"act knows silu, got {kind!r}")
+    def act(self, gate: Floats, up: Floats, kind: Activation) -> Floats:
+        """f(gate) * up."""
+        if kind not in ACTS:
+            raise ValueError(f"act knows {', '.join(ACTS)}, got {kind!r}")
         _check_same(gate, up)
         g = gate.astype(np.float64)
-        with np.errstate(over="ignore"):  # exp(-g) may be infinite: the quotient is then 0, as it should be
-            silu: Doubles = g / (1 + np.exp(-g))
-        return (silu * up).astype(np.float32)
+        z = g if kind == "silu" else 2 * np.sqrt(2 / np.pi) * (g + 0.044715 * g**3)
+        with np.errstate(over="ignore"):  # exp(-z) may be infinite: the quotient is then 0, as it should be
+            turned: Doubles = g / (1 + np.exp(-z))
+        return (turned * up).astype(np.float32)
 
     def add(self, x: Floats, y: Floats) -> Floats:
         """x + y."""
         _check_same(x, y)
         return (x.astype(np.float64) + y).astype(np.float32)
+
+    def scale(self, x: Floats, factor: float) -> Floats:
+        """x * factor."""
+        return x * np.float32(factor)
+
+    def soft_cap(self, x: Floats, cap: float) -> Floats:
+        """cap * tanh(x / cap)."""
+        capped: Doubles = cap * np.tanh(x.astype(np.float64) / cap)
+        return capped.astype(np.float32)
 
     def pick(self, x: Floats) -> Floats:
         """Rows `Step.sampled` of x."""

@@ -84,9 +84,9 @@ def read_config(source: Source) -> LlamaConfig:
 def _refuse_unused(source: Source, unused: list[str]) -> None:
     """A bias or a norm that the family does not have, passed over, would give other outputs and no error."""
     if unused:
-        more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
+        named = ", ".join(map(repr, unused[:3])) + (f" and {len(unused) - 3} more" if len(unused) > 3 else "")
         raise UnsupportedModel(
-            f"{source.name}: the family {source.architecture!r} has no use for {', '.join(map(repr, unused[:3]))}{more}: "
+            f"{source.name}: the family {source.architecture!r} has no use for {named}: "
             "the file is of another kind than it says, and would give wrong outputs"
         )
 
