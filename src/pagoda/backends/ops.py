@@ -169,8 +169,8 @@ class Ops(Protocol):
     def act(self, gate: Value, up: Value, kind: Activation) -> Value:
         """f(gate) * up.
 
-        `silu`: f(x) = x / (1 + exp(-x)). `gelu_tanh`: f(x) = x / (1 + exp(-2z)), z = sqrt(2 / pi) (x + 0.044715 x^3), which
-        is x (1 + tanh z) / 2 (Hendrycks & Gimpel 2016).
+        `silu`: f(x) = x / (1 + exp(-x)). `gelu_tanh`: f(x) = x / (1 + exp(-2z)), z = sqrt(2 / pi) (x + 0.044715 x^3),
+        which is x (1 + tanh z) / 2 (Hendrycks & Gimpel 2016).
         """
         ...
 
