@@ -90,12 +90,12 @@ inline void scores(const KVPages& kv, const float* const* q, const KeyBlock<E>* 
     for (int b = 0; b < NB; b++) store(out + size_t(n) * kSpan + b * kLanes, mul(sum[n][b], set1(scale)));
 }
 
-// Sixteen keys that do not lie in one page, as a block of stride 16.
+// Sixteen keys that do not lie in one page, as a block of stride 16; only keys [from, to) of them are there.
 template <class E>
-inline KeyBlock<E> gather_keys(const KVPages& kv, const int32_t* table, int head, int first, int count, float* memory) {
+inline KeyBlock<E> gather_keys(const KVPages& kv, const int32_t* table, int head, int first, int from, int to, float* memory) {
   E* rows = (E*)memory;
   uint16_t* scales = (uint16_t*)(memory + size_t(kLanes) * kv.dim);
-  for (int j = 0; j < count; j++) {
+  for (int j = from; j < to; j++) {
     const int page = table[(first + j) / kv.slots], slot = (first + j) % kv.slots;
     const E* from = (const E*)kv.keys(page, head) + slot;
     for (int i = 0; i < kv.key_rows(); i++) rows[i * kLanes + j] = from[size_t(i) * kv.slots];
@@ -104,12 +104,15 @@ inline KeyBlock<E> gather_keys(const KVPages& kv, const int32_t* table, int head
   return {rows, scales};
 }
 
+// Scores of keys [from, to) of the span that begins at `first`, and of what shares a block of 16 with them.
 template <class E>
-inline void all_scores(const KVPages& kv, const int32_t* table, const Queries& qs, int head, int first, int count, float scale, float* out,
-                       float* gathered) {
+inline void all_scores(const KVPages& kv, const int32_t* table, const Queries& qs, int head, int first, int from, int to, float scale,
+                       float* out, float* gathered) {
+  const int begin = from / kLanes * kLanes;
   if (kv.slots % kLanes) {
-    for (int j = 0; j < count; j += kLanes) {
-      const KeyBlock<E> keys[1] = {gather_keys<E>(kv, table, head, first + j, count - j < kLanes ? count - j : kLanes, gathered)};
+    for (int j = begin; j < to; j += kLanes) {
+      const int skip = j < from ? from - j : 0, there = to - j < kLanes ? to - j : kLanes;
+      const KeyBlock<E> keys[1] = {gather_keys<E>(kv, table, head, first + j, skip, there, gathered)};
       by_queries(qs.count, [&](auto nq, int n) {
         scores<E, nq(), 1>(kv, qs.q + n, keys, kLanes, scale, out + size_t(n) * kSpan + j);
       });
@@ -121,9 +124,9 @@ inline void all_scores(const KVPages& kv, const int32_t* table, const Queries& q
     return KeyBlock<E>{(const E*)kv.keys(page, head) + slot, kv.key_scales(page, head) + slot};
   };
   constexpr int most = 4;  // blocks at hand: a run of keys that stays in the nearest cache while all queries meet it
-  for (int j = 0; j < count; j += most * kLanes) {
+  for (int j = begin; j < to; j += most * kLanes) {
     KeyBlock<E> keys[most];
-    const int blocks = count - j < most * kLanes ? (count - j + kLanes - 1) / kLanes : most;
+    const int blocks = to - j < most * kLanes ? (to - j + kLanes - 1) / kLanes : most;
     for (int b = 0; b < blocks; b++) keys[b] = block(j + b * kLanes);
     by_queries(qs.count, [&](auto nq, int n) {
       constexpr int nb = vectors_with(nq());
@@ -135,15 +138,24 @@ inline void all_scores(const KVPages& kv, const int32_t* table, const Queries& q
   }
 }
 
-// Scores of the first `seen` keys to weights e^(s - max), the rest to 0; the sum has lane = position mod 16.
-inline void softmax(float* s, int seen, Partial& part) {
-  const int padded = (seen + kLanes - 1) / kLanes * kLanes;
-  for (int j = seen; j < padded; j++) s[j] = -INFINITY;
-  V top = load(s);
-  for (int j = kLanes; j < padded; j += kLanes) top = max(top, load(s + j));
+// Keys [from, to) of a span: what one query sees of it.
+struct Seen {
+  int from, to;
+  int begin() const { return from / kLanes * kLanes; }
+  int end() const { return (to + kLanes - 1) / kLanes * kLanes; }
+};
+
+// Scores of keys seen to weights e^(s - max), those of the others in their blocks to 0; the sum has lane = position mod 16.
+inline void softmax(float* s, Seen seen, float cap, Partial& part) {
+  if (cap > 0)
+    for (int j = seen.begin(); j < seen.to; j += kLanes) store(s + j, soft_cap(load(s + j), cap));
+  for (int j = seen.begin(); j < seen.from; j++) s[j] = -INFINITY;
+  for (int j = seen.to; j < seen.end(); j++) s[j] = -INFINITY;
+  V top = load(s + seen.begin());
+  for (int j = seen.begin() + kLanes; j < seen.to; j += kLanes) top = max(top, load(s + j));
   part.max = reduce_max(top);
   V sum = zero();
-  for (int j = 0; j < padded; j += kLanes) {
+  for (int j = seen.begin(); j < seen.to; j += kLanes) {
     const V p = exp(sub(load(s + j), set1(part.max)));
     store(s + j, p);
     sum = add(sum, p);
@@ -189,52 +201,61 @@ inline void weigh_columns(const KVPages& kv, const int32_t* table, int head, int
     for (; column < end; column += kLanes) weigh<E, NQ, 1>(kv, table, head, first, from, to, weights, parts, column);
 }
 
-// Columns [column, end) of all queries. Queries that share their keys go together; what the later ones see besides, alone, so
-// that nobody adds a masked key.
+// Columns [column, end) of all queries. Keys that several of them see go together; what the earlier ones see before and the
+// later ones after those, alone, so that nobody adds a masked key.
 template <class E>
-inline void weigh_all(const KVPages& kv, const int32_t* table, const int* seen, int count, int head, int first, const float* weights,
+inline void weigh_all(const KVPages& kv, const int32_t* table, const Seen* seen, int count, int head, int first, const float* weights,
                       Partial* parts, int column, int end) {
   by_queries(count, [&](auto nq, int n) {
-    const float* w = weights + size_t(n) * kSpan;
-    weigh_columns<E, nq()>(kv, table, head, first, 0, seen[n], w, parts + n, column, end);
-    for (int i = 1; i < nq(); i++)
-      if (seen[n + i] > seen[n])
-        weigh_columns<E, 1>(kv, table, head, first, seen[n], seen[n + i], w + size_t(i) * kSpan, parts + n + i, column, end);
+    const Seen shared{seen[n + nq() - 1].from, seen[n].to};
+    const auto alone = [&](int i, int from, int to) {
+      if (from < to) weigh_columns<E, 1>(kv, table, head, first, from, to, weights + size_t(i) * kSpan, parts + i, column, end);
+    };
+    if (shared.from >= shared.to) {
+      for (int i = n; i < n + nq(); i++) alone(i, seen[i].from, seen[i].to);
+      return;
+    }
+    for (int i = n; i < n + nq(); i++) alone(i, seen[i].from, shared.from);
+    weigh_columns<E, nq()>(kv, table, head, first, shared.from, shared.to, weights + size_t(n) * kSpan, parts + n, column, end);
+    for (int i = n; i < n + nq(); i++) alone(i, shared.to, seen[i].to);
   });
 }
 
-// Set `set` of the values' scales of the first `count` positions of a span, then zeros to the next multiple of 16.
-inline void value_scales(const KVPages& kv, const int32_t* table, int head, int first, int count, int set, float* out) {
-  for (int j = 0; j < count;) {
+// Set `set` of the values' scales of the keys seen of a span, zeros for the others in their blocks of 16.
+inline void value_scales(const KVPages& kv, const int32_t* table, int head, int first, Seen seen, int set, float* out) {
+  for (int j = seen.begin(); j < seen.from; j++) out[j] = 0.0f;
+  for (int j = seen.from; j < seen.to;) {
     const int page = table[(first + j) / kv.slots], slot = (first + j) % kv.slots;
     const uint16_t* from = kv.value_scales(page, head) + size_t(set) * kv.slots + slot;
-    if (kv.slots % kLanes == 0 && count - j >= kLanes) {
+    if (kv.slots % kLanes == 0 && j % kLanes == 0 && seen.to - j >= kLanes) {
       store(out + j, load_f16(from));
       j += kLanes;
     } else {
       out[j++] = f16_to_f32(*from);
     }
   }
-  for (int j = count; j % kLanes; j++) out[j] = 0.0f;
+  for (int j = seen.to; j < seen.end(); j++) out[j] = 0.0f;
 }
 
 // Values that are integers: block by block, their scales times the weights, their offsets added at the end.
 template <class E>
-inline void weigh_blocks(const KVPages& kv, const int32_t* table, const int* seen, int count, int head, int first, const float* weights,
+inline void weigh_blocks(const KVPages& kv, const int32_t* table, const Seen* seen, int count, int head, int first, const float* weights,
                          float* scaled, Partial* parts) {
   constexpr bool offsets = std::is_same_v<E, Nibbles>;
+  const Seen all{seen[0].from, seen[count - 1].to};
   float* scales = scaled + size_t(count) * kSpan;
   for (int g = 0; g < kv.blocks(); g++) {
-    const int column = g * kBlock, end = offsets ? column + kBlock : kv.padded, all = seen[count - 1];
+    const int column = g * kBlock, end = offsets ? column + kBlock : kv.padded;
     value_scales(kv, table, head, first, all, offsets ? 2 * g : g, scales);
     for (int n = 0; n < count; n++)
-      for (int j = n * kSpan; j < n * kSpan + seen[n]; j += kLanes) store(scaled + j, mul(load(weights + j), load(scales + j % kSpan)));
+      for (int j = seen[n].begin(); j < seen[n].to; j += kLanes)
+        store(scaled + size_t(n) * kSpan + j, mul(load(weights + size_t(n) * kSpan + j), load(scales + j)));
     weigh_all<E>(kv, table, seen, count, head, first, scaled, parts, column, end);
     if constexpr (offsets) {
       value_scales(kv, table, head, first, all, 2 * g + 1, scales);
       for (int n = 0; n < count; n++) {
         V sum = zero();
-        for (int j = 0; j < seen[n]; j += kLanes) sum = fma(load(weights + size_t(n) * kSpan + j), load(scales + j), sum);
+        for (int j = seen[n].begin(); j < seen[n].to; j += kLanes) sum = fma(load(weights + size_t(n) * kSpan + j), load(scales + j), sum);
         const V offset = set1(reduce_add(sum));
         for (int i = column; i < end; i += kLanes) store(parts[n].out + i, add(load(parts[n].out + i), offset));
       }
@@ -243,15 +264,16 @@ inline void weigh_blocks(const KVPages& kv, const int32_t* table, const int* see
 }
 
 template <class E>
-inline void attend_as(const KVPages& kv, const int32_t* table, const Queries& qs, int head, int span, float scale, Partial* parts,
+inline void attend_as(const KVPages& kv, const int32_t* table, const Queries& qs, int head, int span, const Scoring& scoring, Partial* parts,
                       float* scratch) {
   const int first = span * kSpan;
-  int seen[kGroupMax];
-  for (int n = 0; n < qs.count; n++) seen[n] = qs.last[n] + 1 - first < kSpan ? qs.last[n] + 1 - first : kSpan;
+  Seen seen[kGroupMax];
+  for (int n = 0; n < qs.count; n++)
+    seen[n] = {qs.first[n] > first ? qs.first[n] - first : 0, qs.last[n] + 1 - first < kSpan ? qs.last[n] + 1 - first : kSpan};
   float* rest = scratch + size_t(qs.count) * kSpan;
-  all_scores<E>(kv, table, qs, head, first, seen[qs.count - 1], scale, scratch, rest);
+  all_scores<E>(kv, table, qs, head, first, seen[0].from, seen[qs.count - 1].to, scoring.scale, scratch, rest);
   for (int n = 0; n < qs.count; n++) {
-    softmax(scratch + size_t(n) * kSpan, seen[n], parts[n]);
+    softmax(scratch + size_t(n) * kSpan, seen[n], scoring.cap, parts[n]);
     for (int i = 0; i < kv.padded; i += kLanes) store(parts[n].out + i, zero());
   }
   if constexpr (sizeof(E) == 1)
@@ -260,30 +282,43 @@ inline void attend_as(const KVPages& kv, const int32_t* table, const Queries& qs
     weigh_all<E>(kv, table, seen, qs.count, head, first, scratch, parts, 0, kv.padded);
 }
 
-inline void attend(const KVPages& kv, const int32_t* table, const Queries& qs, int head, int span, float scale, Partial* parts,
+inline void attend(const KVPages& kv, const int32_t* table, const Queries& qs, int head, int span, const Scoring& scoring, Partial* parts,
                    float* scratch) {
   switch (kv.format) {
-    case KVFormat::F32: return attend_as<float>(kv, table, qs, head, span, scale, parts, scratch);
-    case KVFormat::F16: return attend_as<uint16_t>(kv, table, qs, head, span, scale, parts, scratch);
-    case KVFormat::Int8: return attend_as<int8_t>(kv, table, qs, head, span, scale, parts, scratch);
-    case KVFormat::Int4: return attend_as<Nibbles>(kv, table, qs, head, span, scale, parts, scratch);
+    case KVFormat::F32: return attend_as<float>(kv, table, qs, head, span, scoring, parts, scratch);
+    case KVFormat::F16: return attend_as<uint16_t>(kv, table, qs, head, span, scoring, parts, scratch);
+    case KVFormat::Int8: return attend_as<int8_t>(kv, table, qs, head, span, scoring, parts, scratch);
+    case KVFormat::Int4: return attend_as<Nibbles>(kv, table, qs, head, span, scoring, parts, scratch);
   }
 }
 
+// e^x - max and e^y - max, of the larger of the two.
+struct Shares {
+  float max, a, b;
+  Shares(float x, float y) : max(x > y ? x : y) {
+    alignas(64) float t[kLanes] = {x - max, y - max};
+    store(t, exp(load(t)));
+    a = t[0], b = t[1];
+  }
+};
+
 inline void merge(Partial& into, const Partial& part, int padded) {
-  const float top = into.max > part.max ? into.max : part.max;
-  alignas(64) float t[kLanes] = {into.max - top, part.max - top};
-  store(t, exp(load(t)));
-  const float a = t[0], b = t[1];
+  const auto [top, a, b] = Shares(into.max, part.max);
   into.sum = std::fmaf(into.sum, a, part.sum * b);
   into.max = top;
   for (int i = 0; i < padded; i += kLanes) store(into.out + i, fma(load(into.out + i), set1(a), mul(load(part.out + i), set1(b))));
 }
 
-inline void finish(const Partial& part, int dim, float* out) {
+inline void finish(const Partial& part, const float* sink, int dim, float* out) {
+  float share = 1.0f, sum = part.sum;
+  if (sink) {
+    const Shares shares(part.max, *sink);
+    share = shares.a, sum = std::fmaf(part.sum, shares.a, shares.b);
+  }
+  const auto result = [&](int i) { return div(mul(load(part.out + i), set1(share)), set1(sum)); };
   int i = 0;
-  for (; i + kLanes <= dim; i += kLanes) store(out + i, div(load(part.out + i), set1(part.sum)));
-  if (dim % kLanes) store_n(out + i, div(load(part.out + i), set1(part.sum)), dim % kLanes);
+  for (; i + kLanes <= dim; i += kLanes) store(out + i, result(i));
+  if (dim % kLanes) store_n(out + i, result(i), dim % kLanes);
 }
 
 }  // namespace pagoda::PAGODA_NS

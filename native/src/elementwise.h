@@ -79,13 +79,8 @@ inline void scale(const float* x, float factor, int n, float* y) {
   each(x, n, y, [factor](V v) { return mul(v, set1(factor)); });
 }
 
-// tanh(v) = 1 - 2 / (e^2v + 1): within 1 ulp of 1, which is what a cap needs.
-inline V soft_cap(V x, V cap) {
-  const V v = div(x, cap);
-  return mul(cap, sub(set1(1.0f), div(set1(2.0f), add(exp(add(v, v)), set1(1.0f)))));
-}
 inline void soft_cap(const float* x, float cap, int n, float* y) {
-  each(x, n, y, [cap](V v) { return soft_cap(v, set1(cap)); });
+  each(x, n, y, [cap](V v) { return soft_cap(v, cap); });
 }
 
 inline void add(const float* x, const float* y, int n, float* z) {

@@ -98,8 +98,17 @@ struct Partial {
 struct Queries {
   int count;                        // at most kGroupMax
   const float* q[kGroupMax];        // [dim], or as `query` makes it if keys are integers
-  int last[kGroupMax];              // position of the row: keys 0..last are visible; not descending
+  int last[kGroupMax];              // position of the row: keys first..last are visible; neither descends
+  int first[kGroupMax];
 };
+
+// How scores are formed: cap * tanh(q . k * scale / cap), or q . k * scale if there is no cap.
+struct Scoring {
+  float scale, cap;  // cap 0: none
+};
+
+// The first key that a row at this position sees; window 0: there is none, all keys are seen.
+inline int first_seen(int position, int window) { return window && position >= window ? position - window + 1 : 0; }
 
 struct Kernels {
   const char* name;
@@ -120,12 +129,13 @@ struct Kernels {
   // If keys are integers: one query [dim] to what `attend` reads [kv.query_floats()], and what `finish` made [dim] turned back.
   void (*query)(const KVPages& kv, const float* q, float* out);
   void (*turn_back)(float* x, int dim);
-  // Attention over the keys of span `span` (positions 256 * span ..): fills `count` partials. `scratch` has
-  // kv.attend_floats(count).
-  void (*attend)(const KVPages& kv, const int32_t* table, const Queries& queries, int head, int span, float scale, Partial* parts,
+  // Attention over the keys of span `span` (positions 256 * span ..), of which each query sees at least one: fills `count`
+  // partials. `scratch` has kv.attend_floats(count).
+  void (*attend)(const KVPages& kv, const int32_t* table, const Queries& queries, int head, int span, const Scoring& scoring, Partial* parts,
                  float* scratch);
   void (*merge)(Partial& into, const Partial& part, int padded);
-  void (*finish)(const Partial& part, int dim, float* out);
+  // The weighted sum itself; a sink (or null) is a score that takes weight and has no value.
+  void (*finish)(const Partial& part, const float* sink, int dim, float* out);
   // Sampling helpers over n logits.
   int (*argmax)(const float* x, int n);
   float (*max)(const float* x, int n);

@@ -26,8 +26,8 @@ enum class Op : int {
   Rope,      // q, k -> q, k    table 0; whole 0: head_dim
   Store,     // k, v ->         whole: group, layer
   RopeStore, // q, k, v -> q    as Rope and Store: whole: head_dim, group, layer
-  Attend,    // q -> y          whole: group, layer; real 0: scale
-  Merge,     // -> y            whole: group, layer: joins what Attend split over several spans
+  Attend,    // q -> y          vector 0?: sinks; whole: group, layer, window (0: none); real: scale, soft cap (0: none)
+  Merge,     // -> y            as Attend: joins what it split over several spans
   Act,       // gate, up -> y?, [q]?                whole 0: an Act
   Add,       // x, y -> z
   Pick,      // x -> y of class S
@@ -86,6 +86,7 @@ class Program : public std::enable_shared_from_this<Program> {
   friend class StepJob;
   void check_rows(const Step& step) const;
   void check_inputs(const Step& step) const;
+  void check_tables(const Step& step, const KVStore& kv) const;
   const Kernels& kernels_;
   std::vector<Instruction> instructions_;
   std::vector<BufferShape> shapes_;
@@ -94,6 +95,7 @@ class Program : public std::enable_shared_from_this<Program> {
   std::vector<RopeAngles> ropes_;
   int logits_;  // the buffer that sampling reads; -1 if none
   int vocabulary_ = 0;
+  std::map<int, int> windows_;   // of each KV group: the widest of its layers', 0 if one has none
   std::vector<Buffer> buffers_;  // grown as steps need; steps run one at a time
 };
 

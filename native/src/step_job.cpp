@@ -48,7 +48,12 @@ void StepJob::begin() {
   }
   for (size_t b = 0; b < program_->shapes_.size(); b++)
     program_->buffers_[b].reserve(program_->shapes_[b], size_t(std::max(rows(int(b)), 1)));
-  for (int g = 0; g < kv_->groups(); g++) attention_.emplace_back(step_.positions, step_.sequences, kv_->layer(g, 0).heads, threads_);
+  for (const auto& i : program_->instructions_) {
+    if (i.op != Op::Attend) continue;
+    const KVPages& kv = kv_->layer(i.whole[0], i.whole[1]);
+    const std::pair key(i.whole[0], i.whole[2]);
+    attention_.try_emplace(key, step_.positions, step_.sequences, i.whole[2], kv.heads, threads_).first->second.reserve(queries(i), kv.padded);
+  }
   drawn_.resize(step_.draws.size());
 }
 
@@ -85,12 +90,8 @@ int StepJob::tiles(const Instruction& i) {
       }
       return rows(i.out[0]) ? count : 0;
     }
-    case Op::Attend: {
-      auto& plan = attention_[size_t(i.whole[0])];
-      plan.reserve(queries(i), kv_->layer(i.whole[0], i.whole[1]).padded);
-      return int(plan.tasks().size());
-    }
-    case Op::Merge: return int(attention_[size_t(i.whole[0])].splits().size());
+    case Op::Attend: return int(plan(i).tasks().size());
+    case Op::Merge: return int(plan(i).splits().size());
     case Op::Output: return step_.outputs ? 1 : 0;
     default: {
       const int n = rows_of(i);
@@ -214,8 +215,9 @@ void StepJob::linear(const Instruction& i, int tile) {
 
 void StepJob::attend(const Instruction& i, int tile, int worker) {
   const Kernels& k = program_->kernels_;
-  auto& plan = attention_[size_t(i.whole[0])];
+  auto& plan = this->plan(i);
   const auto& task = plan.tasks()[size_t(tile)];
+  const Scoring scoring{i.real[0], i.real[1]};
   const KVPages& kv = kv_->layer(i.whole[0], i.whole[1]);
   const auto& table = step_.tables[size_t(i.whole[0])];
   const int32_t* pages = table.pages.data() + size_t(task.sequence) * size_t(table.width);
@@ -242,45 +244,54 @@ void StepJob::attend(const Instruction& i, int tile, int worker) {
         qs.q[n] = turned + size_t(n) * query;
       }
       qs.last[n] = step_.positions[size_t(row_of(n))];
+      qs.first[n] = first_seen(qs.last[n], i.whole[2]);
       state[n].out = held + size_t(n) * padded;
       part[n].out = held + size_t(kGroupMax + n) * padded;
     }
+    bool begun[kGroupMax] = {};
     for (int s = task.span; s < task.span + task.spans; s++) {
-      int skip = 0;  // earlier rows of the block may end before this span
-      while (skip < qs.count && qs.last[skip] < s * kSpan) skip++;
-      Queries seeing = qs;
-      seeing.count = qs.count - skip;
-      if (!seeing.count) continue;
-      for (int n = 0; n < seeing.count; n++) seeing.q[n] = qs.q[n + skip], seeing.last[n] = qs.last[n + skip];
-      const bool begins = s == task.span;
-      k.attend(kv, pages, seeing, task.head, s, i.real[0], (begins ? state : part) + skip, scratch.data());
-      if (!begins)
-        for (int n = skip; n < qs.count; n++) k.merge(state[n], part[n], kv.padded);
+      int from = 0, to = qs.count;  // earlier rows of the block may end before this span, later ones' windows begin after it
+      while (from < to && qs.last[from] < s * kSpan) from++;
+      while (from < to && qs.first[to - 1] >= (s + 1) * kSpan) to--;
+      if (from == to) continue;
+      Queries seeing{};
+      Partial into[kGroupMax];
+      for (int n = from; n < to; n++) {
+        seeing.q[seeing.count] = qs.q[n], seeing.last[seeing.count] = qs.last[n], seeing.first[seeing.count] = qs.first[n];
+        into[seeing.count++] = begun[n] ? part[n] : state[n];
+      }
+      k.attend(kv, pages, seeing, task.head, s, scoring, into, scratch.data());
+      for (int n = from; n < to; n++) {
+        begun[n] ? k.merge(state[n], into[n - from], kv.padded) : void(state[n] = into[n - from]);
+        begun[n] = true;
+      }
     }
     for (int n = 0; n < qs.count; n++) {
-      if (qs.last[n] < task.span * kSpan) continue;
+      if (!begun[n]) continue;
       if (task.split < 0)
-        finish(kv, state[n], row(i.out[0], row_of(n)) + size_t(head_of(n)) * size_t(kv.dim));
+        finish(i, kv, state[n], head_of(n), row(i.out[0], row_of(n)) + size_t(head_of(n)) * size_t(kv.dim));
       else
         plan.keep(plan.splits()[size_t(task.split + row_of(n) - task.row)], task.span, (first + n) % group, state[n]);
     }
   }
 }
 
-void StepJob::finish(const KVPages& kv, const Partial& state, float* out) const {
-  program_->kernels_.finish(state, kv.dim, out);
+void StepJob::finish(const Instruction& i, const KVPages& kv, const Partial& state, int head, float* out) const {
+  const float* sink = i.weights.empty() ? nullptr : program_->vectors_[size_t(i.weights[0])].data() + head;
+  program_->kernels_.finish(state, sink, kv.dim, out);
   if (kv.integers()) program_->kernels_.turn_back(out, kv.dim);
 }
 
 void StepJob::merge(const Instruction& i, int tile) {
-  auto& plan = attention_[size_t(i.whole[0])];
+  auto& plan = this->plan(i);
   const auto& split = plan.splits()[size_t(tile)];
   const KVPages& kv = kv_->layer(i.whole[0], i.whole[1]);
   const int group = queries(i);
-  for (int n = 0; n < group; n++) {
-    Partial state = plan.partial(split, 0, n);
-    for (int s = 1; s < split.spans; s++) program_->kernels_.merge(state, plan.partial(split, s, n), kv.padded);
-    finish(kv, state, row(i.out[0], split.row) + size_t(split.head * group + n) * size_t(kv.dim));
+  for (int head = split.head * group; head < (split.head + 1) * group; head++) {
+    const int n = head % group;
+    Partial state = plan.partial(split, split.span, n);
+    for (int s = split.span + 1; s < split.span + split.spans; s++) program_->kernels_.merge(state, plan.partial(split, s, n), kv.padded);
+    finish(i, kv, state, head, row(i.out[0], split.row) + size_t(head) * size_t(kv.dim));
   }
 }
 

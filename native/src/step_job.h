@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "attention_plan.h"
@@ -28,6 +29,7 @@ class StepJob : public Job {
   float* row(int buffer, int r) const;
   int rows(int buffer) const;
   int queries(const Instruction& i) const;
+  AttentionPlan& plan(const Instruction& i) { return attention_.at({i.whole[0], i.whole[2]}); }
 
   void begin();
   int tiles(const Instruction& i);
@@ -42,8 +44,8 @@ class StepJob : public Job {
   void linear(const Instruction& i, int tile);
   void attend(const Instruction& i, int tile, int worker);
   void merge(const Instruction& i, int tile);
-  // A head's output, out of the merged partials.
-  void finish(const KVPages& kv, const Partial& state, float* out) const;
+  // A query head's output, out of the merged partials.
+  void finish(const Instruction& i, const KVPages& kv, const Partial& state, int head, float* out) const;
   void output(const Instruction& i);
   void draw_row(int tile);
 
@@ -52,7 +54,7 @@ class StepJob : public Job {
   std::shared_ptr<Slots> slots_;
   Step step_;
   int threads_;
-  std::vector<AttentionPlan> attention_;     // per KV group
+  std::map<std::pair<int, int>, AttentionPlan> attention_;  // by KV group and window
   std::vector<std::vector<float>> scratch_;  // per worker
   std::map<std::string, std::vector<float>> outputs_;
   std::map<std::string, int> widths_;

@@ -84,7 +84,10 @@ class Writer:
         k = self.ops.linear(y, self.narrow[a % 2])
         v = k if b % 3 == 0 else self.ops.linear(x, self.narrow[b % 2])
         q, turned = self.ops.rope(self.norm(x, 0), k, DIM, self.table)
-        self.values.append(self.ops.attend(q, turned, v, KVLayer(0, self.layer, GROUPS, DIM, DIM**-0.5)))
+        window, cap = (None, 3, 15)[a % 3], (None, 2.0)[b % 2]
+        sinks = self.vectors[2] if a % 2 else None
+        kv = KVLayer(0, self.layer, GROUPS, DIM, DIM**-0.5, window, cap, sinks)
+        self.values.append(self.ops.attend(q, turned, v, kv))
         if b % 4 == 1:
             self.output(turned)
         self.layer += 1
@@ -96,7 +99,7 @@ def program(seed: int, length: int = 24) -> Case:
     recipe = [(str(rng.choice(VERBS)), rng.integers(0, 2**30, 4).tolist()) for _ in range(length)]
     square = [random_tensor(rng, str(rng.choice(FORMATS)), (WIDTH, WIDTH), WIDTH**-0.5) for _ in range(4)]
     narrow = [random_tensor(rng, str(rng.choice(FORMATS)), (KEYS, WIDTH), WIDTH**-0.5) for _ in range(2)]
-    vectors = [random_tensor(rng, "f32", (WIDTH,)) for _ in range(2)]
+    vectors = [random_tensor(rng, "f32", (size,)) for size in (WIDTH, WIDTH, HEADS)]
     table = rope_table(64, DIM, adjacent=bool(rng.integers(2)))
 
     def build(ops: Any, weights: list[Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,10 @@ def packed() -> list[Any]:
         ("cannot take keys 16 and values 32 wide", lambda o, _: attend(o, 32, 16, 32)),
         ("cannot take keys 32 and values 16 wide", lambda o, _: attend(o, 32, 32, 16)),
         ("cannot take queries 48 wide", lambda o, _: attend(o, 48, 32, 32)),
+        (r"f32\[64\] is \(64,\), there are 4 query heads", lambda o, w: attend(o, 64, 32, 32, sinks=w[2])),
+        ("a window is at least 1 key, got 0", lambda o, _: attend(o, 32, 32, 32, window=0)),
+        ("positive and finite, got -2", lambda o, _: attend(o, 32, 32, 32, soft_cap=-2.0)),
+        ("positive and finite, got inf", lambda o, _: attend(o, 32, 32, 32, soft_cap=float("inf"))),
     ],
 )
 def test_mistakes_are_named(match: str, build: Callable[[Any, list[Any]], Any]) -> None:
@@ -50,8 +55,8 @@ def test_mistakes_are_named(match: str, build: Callable[[Any, list[Any]], Any]) 
         build(Recorder("int16"), packed())
 
 
-def attend(ops: Any, q: int, k: int, v: int) -> None:
-    ops.attend(ops.input("q", q), ops.input("k", k), ops.input("v", v), LAYER)
+def attend(ops: Any, q: int, k: int, v: int, **form: Any) -> None:
+    ops.attend(ops.input("q", q), ops.input("k", k), ops.input("v", v), replace(LAYER, **form))
 
 
 @pytest.mark.parametrize(("activations", "bytes_each"), [("int16", 2), ("int8", 1)])

@@ -222,6 +222,9 @@ def attention(
     kv_format: str = "f32",
     sharp: float = 1.0,
     seed: int = 0,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    sinks: bool = False,
 ) -> Case:
     """`attend` over one step for each of `spans`, a list of (start, end) per sequence; the data depends on neither
     page size nor format. `sharp` scales the scores."""
@@ -232,17 +235,19 @@ def attention(
         rows = sum(b - a for a, b in step)
         inputs.append({name: normal(rng, rows, width) for name, width in widths.items()})
     table = make_table(rng, [max(step[s][1] for step in spans) for s in range(len(spans[0]))], page_size)
-    kv = KVLayer(0, 1, groups, head_dim, sharp * head_dim**-0.5)
 
     def build(ops: Any, w: list[Any]) -> None:
+        kv = KVLayer(0, 1, groups, head_dim, sharp * head_dim**-0.5, window, soft_cap, w[0] if w else None)
         q, k, v = (ops.input(name, width) for name, width in widths.items())
         ops.output("R.y", ops.attend(q, k, v, kv))
 
     ends = "/".join(",".join(f"{a}-{b}" for a, b in step) for step in spans)
+    form = "".join(f"-{name}{x}" for name, x in (("w", window), ("cap", soft_cap), ("sinks", sinks)) if x)
     return Case(
-        f"attend-{head_dim}x{groups}x{per_group}-p{page_size}-{kv_format}-x{sharp:g}-{ends}",
+        f"attend-{head_dim}x{groups}x{per_group}-p{page_size}-{kv_format}-x{sharp:g}{form}-{ends}",
         build,
         tuple(make_step(s, (table,), inputs=x) for s, x in zip(spans, inputs, strict=True)),
+        (random_tensor(rng, "f32", (groups * per_group,), 3.0),) if sinks else (),
         groups=(KVGroup(2, groups, head_dim),),
         pages=int((table != 2**31 - 1).sum()) + 1,
         page_size=page_size,
@@ -268,8 +273,22 @@ def attend_cases() -> Iterator[Case]:
         for j, spans in enumerate(SPANS):
             yield attention(*shape, spans, sizes[(i + i // 4 + j) % 4], kv_format, seed=i)
     yield attention(64, 3, 3, [[(0, 70)]], sharp=20)
+    yield from windowed_cases()
     for kv_format in KV_FORMATS[1:]:
         yield attention(64, 3, 3, [[(0, 530), (0, 2)], [(530, 531), (2, 3)]], 16, kv_format)
+
+
+def windowed_cases() -> Iterator[Case]:
+    """Windows of one key, shorter and longer than a page and a span; soft caps and sinks, with windows and without."""
+    long = [[(0, 300), (0, 5)], [(300, 301), (5, 9)], [(301, 304), (9, 10)]]
+    for i, kv_format in enumerate(KV_FORMATS):
+        for j, window in enumerate((1, 3, 20, 256, 280)):
+            cap, sinks = (None, 4.0, 30.0)[(i + j) % 3], (i + j) % 2 == 0
+            yield attention(64, 2, 3, long, (4, 16, 64)[(i + j) % 3], kv_format, 3, j, window, cap, sinks)
+        yield attention(80, 1, 2, SPANS[-1], 16, kv_format, 5, soft_cap=20.0)
+        yield attention(32, 2, 2, SPANS[-1], 4, kv_format, sinks=True)
+    yield attention(32, 1, 2, [[(0, 800)], [(800, 801)]], window=600, sinks=True)
+    yield attention(32, 1, 2, [[(0, 600)], [(600, 601)]], window=90, soft_cap=50.0)
 
 
 def act_cases() -> Iterator[Case]:

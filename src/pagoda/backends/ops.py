@@ -10,6 +10,7 @@ step is in `Step`; what a verb needs besides is in its static arguments.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -99,6 +100,19 @@ class KVLayer:
     head_dim: int
     scale: float
     """Scores are (q . k) * scale."""
+    window: int | None = None
+    """A row at position p sees keys p - window + 1 to p (Beltagy et al. 2020, "Longformer", 3.1); None: all up to p."""
+    soft_cap: float | None = None
+    """Scores become soft_cap * tanh(score / soft_cap) ("Gemma 2", 2024, section 2); None: they stay."""
+    sinks: Weight | None = None
+    """[query heads]: a score for each head that takes weight and has no value (Xiao et al. 2023, "Attention sinks",
+    as gpt-oss has it); None: nothing takes weight but keys."""
+
+    def __post_init__(self) -> None:
+        if self.window is not None and self.window < 1:
+            raise ValueError(f"a window is at least 1 key, got {self.window}")
+        if self.soft_cap is not None and not 0 < self.soft_cap < math.inf:
+            raise ValueError(f"a soft cap is positive and finite, got {self.soft_cap}")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -115,7 +129,8 @@ class Step:
     sequences: Ints
     """[R] row -> sequence, 0 to B - 1, not descending."""
     tables: tuple[Ints, ...]
-    """Per KV group [B, widest]: page numbers in order; entries past a sequence's end are never read."""
+    """Per KV group [B, widest]: page numbers in order. Entries past a sequence's end are never read, nor those before
+    its first row's window, if all layers of the group have one."""
     sampled: Ints
     """[S] rows whose logits are wanted, ascending."""
     inputs: dict[str, Floats] = field(default_factory=dict)
@@ -160,7 +175,7 @@ class Ops(Protocol):
         ...
 
     def attend(self, q: Value, k: Value, v: Value, kv: KVLayer) -> Value:
-        """Causal attention with grouped query heads: R x (H * head_dim).
+        """Causal attention with grouped query heads: R x (H * head_dim); `kv` says how scores are formed.
 
         Writes k and v to the cache in its stored form, then reads only what is stored, its own rows included.
         """

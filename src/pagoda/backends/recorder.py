@@ -196,11 +196,18 @@ class Recorder:
             raise ValueError(f"{kv} cannot take keys {self._shape(k).width} and values {self._shape(v).width} wide")
         if width % (kv.heads * kv.head_dim):
             raise ValueError(f"{kv} cannot take queries {width} wide")
+        if kv.sinks is not None and kv.sinks.shape != (width // kv.head_dim,):
+            raise ValueError(f"{kv.sinks.name} is {kv.sinks.shape}, there are {width // kv.head_dim} query heads")
         place = (kv.group, kv.layer)
         self._emit(Op.STORE, reads=(k, v), whole=place)
-        y = self._emit(Op.ATTEND, Shape("R", width), reads=(q,), whole=place, real=(kv.scale,))[0]
+        form: dict[str, Any] = {
+            "constants": () if kv.sinks is None else (_number(self.recording.vectors, kv.sinks),),
+            "whole": (*place, kv.window or 0),
+            "real": (kv.scale, kv.soft_cap or 0.0),
+        }
+        y = self._emit(Op.ATTEND, Shape("R", width), reads=(q,), **form)[0]
         # Reads what it writes: the rows that were not split stay.
-        self.recording.instructions.append(Instruction(Op.MERGE, (y,), (y,), (), place))
+        self.recording.instructions.append(Instruction(Op.MERGE, (y,), (y,), **form))
         return y
 
     def act(self, gate: int, up: int, kind: Activation) -> int:

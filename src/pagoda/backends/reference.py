@@ -157,13 +157,15 @@ class ReferenceOps:
         return rotated.reshape(x.shape).astype(np.float32)
 
     def attend(self, q: Floats, k: Floats, v: Floats, kv: KVLayer) -> Floats:
-        """Write k and v, then attend to what is stored: row by row, keys 0 to the row's own position."""
+        """Write k and v, then attend to what is stored: row by row, the keys in its window up to its own position."""
         step, store = self._step, self._kv
         group = store.groups[kv.group]
         if (kv.heads, kv.head_dim) != (group.heads, group.head_dim) or not 0 <= kv.layer < group.layers:
             raise ValueError(f"{kv} does not fit {group}")
         if k.shape != v.shape or k.shape[1] != kv.heads * kv.head_dim or q.shape[1] % k.shape[1]:
             raise ValueError(f"{kv} cannot take q {q.shape}, k {k.shape}, v {v.shape}")
+        if kv.sinks is not None and kv.sinks.values.shape != (q.shape[1] // kv.head_dim,):
+            raise ValueError(f"{kv.sinks.name} is {kv.sinks.values.shape}, q is {q.shape} in heads of {kv.head_dim}")
         table = step.tables[kv.group]
         places = step.positions // store.page_size
         if places.max() >= table.shape[1]:
@@ -172,10 +174,12 @@ class ReferenceOps:
         result = np.empty(q.shape, np.float32)
         for sequence in np.unique(step.sequences):
             rows = np.flatnonzero(step.sequences == sequence)
-            keys, values = store.read(kv, table[sequence], int(step.positions[rows[-1]]) + 1)
+            begin = _first_seen(int(step.positions[rows[0]]), kv.window)
+            keys, values = store.read(kv, table[sequence], begin, int(step.positions[rows[-1]]) + 1)
             for row in rows:
-                seen = int(step.positions[row]) + 1
-                result[row] = _attention(q[row], keys[:seen], values[:seen], kv.scale)
+                position = int(step.positions[row])
+                seen = slice(_first_seen(position, kv.window) - begin, position + 1 - begin)
+                result[row] = _attention(q[row], keys[seen], values[seen], kv)
         return result
 
     def act(self, gate: Floats, up: Floats, kind: Activation) -> Floats:
@@ -231,15 +235,24 @@ def _check_same(x: Floats, y: Floats) -> None:
         raise ValueError(f"shapes must be equal, got {x.shape} and {y.shape}")
 
 
-def _attention(q: Floats, keys: Doubles, values: Doubles, scale: float) -> Doubles:
+def _first_seen(position: int, window: int | None) -> int:
+    return 0 if window is None else max(0, position - window + 1)
+
+
+def _attention(q: Floats, keys: Doubles, values: Doubles, kv: KVLayer) -> Doubles:
     """One row's attention: q [H * dim], keys and values [n, G, dim] -> [H * dim]; head h reads key head h * G / H."""
     groups, dim = keys.shape[1:]
     heads = q.reshape(groups, -1, dim).astype(np.float64)
     result = np.empty_like(heads)
+    sinks = np.full(heads.shape[:2], -np.inf) if kv.sinks is None else kv.sinks.values.reshape(groups, -1)
     for g in range(groups):
-        scores = heads[g] @ keys[:, g].T * scale
-        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-        result[g] = weights @ values[:, g] / weights.sum(axis=1, keepdims=True)
+        scores = heads[g] @ keys[:, g].T * kv.scale
+        if kv.soft_cap is not None:
+            scores = kv.soft_cap * np.tanh(scores / kv.soft_cap)
+        sink = sinks[g][:, None].astype(np.float64)
+        top = np.maximum(scores.max(axis=1, keepdims=True), sink)
+        weights = np.exp(scores - top)
+        result[g] = weights @ values[:, g] / (weights.sum(axis=1, keepdims=True) + np.exp(sink - top))
     return result.reshape(-1)
 
 

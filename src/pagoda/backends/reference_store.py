@@ -136,15 +136,18 @@ class ReferenceKVStore:
             array[kv.layer, pages, slots] = form
         self.written[kv.group][kv.layer, pages, slots] = True
 
-    def read(self, kv: KVLayer, table: Ints, count: int) -> tuple[Doubles, Doubles]:
-        """Keys and values of positions 0 to count - 1 of the sequence with this page table: [count, heads, dim]."""
-        pages = table[: -(-count // self.page_size)]
+    def read(self, kv: KVLayer, table: Ints, begin: int, end: int) -> tuple[Doubles, Doubles]:
+        """Keys and values of positions begin to end - 1 of the sequence with this page table: [count, heads, dim]."""
+        first = begin // self.page_size
+        pages = table[first : -(-end // self.page_size)]
+        wanted = slice(begin - first * self.page_size, end - first * self.page_size)
         self._check_pages(kv.group, pages)
-        missing = ~self.written[kv.group][kv.layer, pages].reshape(-1)[:count]
+        missing = ~self.written[kv.group][kv.layer, pages].reshape(-1)[wanted]
         if missing.any():
-            raise ValueError(f"position {int(missing.argmax())} of KV group {kv.group} is read but was never written")
+            position = begin + int(missing.argmax())
+            raise ValueError(f"position {position} of KV group {kv.group} is read but was never written")
         k, k_scales, v, v_scales = (
-            array[kv.layer, pages].reshape(len(pages) * self.page_size, *array.shape[3:])[:count]
+            array[kv.layer, pages].reshape(len(pages) * self.page_size, *array.shape[3:])[wanted]
             for array in self._arrays(kv.group)
         )
         return restored(k, k_scales, self.kv_format), restored(v, v_scales, self.kv_format)
