@@ -61,7 +61,7 @@ def opened(
     """A runner of a model file; `backend` are `CpuBackend`'s arguments."""
     cpu = CpuBackend(**backend)
     with ModelFile(path) as source:
-        model = build(source, read_config(source), cpu.weights, lambda f, n: rope_table(f, n, adjacent=True), longest)
+        model = build(source, read_config(source), cpu.weights, rope_table, longest)
     store = cpu.kv_store(model.groups, [pages], page_size, kv_format)
     runner = Runner(cpu, model, store, Capacity((pages,), page_size, longest, model.vocabulary, "any"))
     yield runner

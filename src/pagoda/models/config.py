@@ -101,8 +101,12 @@ class Config:
     """Of each layer: how many positions it sees; None: all."""
 
     @classmethod
-    def read(cls, metadata: Metadata, shapes: Shapes, *, adjacent: bool, **more: Any) -> Self:
-        """From a file's metadata and the shapes of its tensors; `more` are fields that the family knows.
+    def read(
+        cls, metadata: Metadata, shapes: Shapes, *, adjacent: bool, window: int | None = None, **more: Any
+    ) -> Self:
+        """From a file's metadata and the shapes of its tensors.
+
+        `adjacent` is the family's way of keeping pairs, `window` that of all layers; `more` are fields that it knows.
 
         Raises:
             ModelFileError: a key is missing or absurd, or keys do not go together.
@@ -131,7 +135,7 @@ class Config:
             "tied": "output.weight" not in shapes,
             "adjacent": metadata.truth("rope.adjacent", default=adjacent),
             "scaling": Scaling.read(metadata, shapes),
-            "windows": (None,) * layers,
+            "windows": (window,) * layers,
         }
         config = cls(**(fields | more))
         config.check(metadata.path)

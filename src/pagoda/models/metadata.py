@@ -66,6 +66,19 @@ class Metadata:
             )
         return found
 
+    def truth(self, key: str, default: bool) -> bool:
+        """Yes or no.
+
+        Raises:
+            ModelFileError: it is something else.
+        """
+        found = self._value(key, default)
+        if not isinstance(found, bool):
+            raise ModelFileError(
+                f"{self.path}: metadata '{self.architecture}.{key}' must be a truth value, found {found!r:.60}"
+            )
+        return found
+
     def flags(self, key: str, count: int) -> tuple[bool, ...] | None:
         """A truth value for each of `count` layers, or None if the file has none.
 

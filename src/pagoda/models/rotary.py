@@ -70,7 +70,7 @@ def llama3(turns: Sequence[float], factor: float, low: float, high: float, origi
 def yarn(
     base: float, dims: int, factor: float, original: int, fast: float = 32.0, slow: float = 1.0, whole: bool = True
 ) -> list[float]:
-    """YaRN (Peng et al. 2023, section 3.2): pairs that turn more than `fast` times within the original context are left,
+    """YaRN (Peng et al. 2023, section 3.2): pairs that turn more than `fast` times within the original context stay,
     those that turn less than `slow` times are stretched by the factor, and between them it is interpolated by the
     pair's index, the borders rounded outwards to whole indices if `whole`.
     """

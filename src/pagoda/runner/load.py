@@ -22,9 +22,10 @@ class Digested(Source, Protocol):
         ...
 
 
-def fingerprint(digest: str, config: EngineConfig, backend: CpuBackend) -> str:
-    """Of all that outputs are a function of besides the request."""
-    parts = (digest, config.model.activations, config.model.kv_format, backend.name, str(backend.arithmetic))
+def fingerprint(digest: str, config: EngineConfig, backend: CpuBackend, variant: str = "") -> str:
+    """Of all that outputs are a function of besides the request; `variant` is the model's."""
+    parts = [digest, config.model.activations, config.model.kv_format, backend.name, str(backend.arithmetic)]
+    parts += [variant] * bool(variant)
     return "pagoda-" + hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
@@ -37,11 +38,12 @@ def load_runner(source: Digested, config: EngineConfig, sizing: Sizing) -> Runne
     """
     backend = open_backend("cpu", activations=config.model.activations, threads=config.machine.threads)
     assert isinstance(backend, CpuBackend)
+    shape = read_config(source)
     model = build(
         source,
-        read_config(source),
+        shape,
         backend.weights,
-        lambda f, n: rope_table(f, n, adjacent=True),
+        rope_table,
         sizing.longest,  # a file may promise any length: angles are made for what pages can hold
     )
     pages = (sizing.pages,) * len(sizing.groups)
@@ -51,6 +53,6 @@ def load_runner(source: Digested, config: EngineConfig, sizing: Sizing) -> Runne
         page_size=config.machine.page_size,
         max_model_len=sizing.longest,
         vocabulary=model.vocabulary,
-        fingerprint=fingerprint(source.digest(), config, backend),
+        fingerprint=fingerprint(source.digest(), config, backend, shape.variant(sizing.longest)),
     )
     return Runner(backend, model, store, capacity)
