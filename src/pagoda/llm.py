@@ -93,6 +93,11 @@ class Opened:
         self.runner.close()
 
 
+def _api_name(model: str) -> str:
+    """A built-in's name, a file's without `.gguf`, a directory's as it stands."""
+    return model if model in BUILTINS else Path(model).name.removesuffix(".gguf")
+
+
 _NOBODY = NoObserver()
 
 
@@ -112,7 +117,7 @@ def open_engine(config: EngineConfig, observer: Observer = _NOBODY, progress: Pr
             tokenizer = tokenizing.result()
     engine = Engine(runner, tokenizer, config.scheduler, observer)
     engine.start()
-    return Opened(engine, tokenizer, name if name in BUILTINS else Path(name).stem, runner, sizing)
+    return Opened(engine, tokenizer, _api_name(name), runner, sizing)
 
 
 class Stream(Iterator[TokenEvent]):
@@ -149,7 +154,7 @@ class LLM:
     """A loaded model. Usable from several threads at once; close it, or use it as a context manager.
 
     Args:
-        model: A built-in name, or the path of a .gguf file.
+        model: A built-in name, or the path of a .gguf file or of a Hugging Face directory.
         progress: Is told how far the download is, if there is one.
         options: See `EngineOptions`; each field is described in `pagoda.config`.
 

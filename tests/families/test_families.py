@@ -13,7 +13,7 @@ from pagoda.backends import open_backend
 from pagoda.backends.cpu import rope_table
 from pagoda.backends.ops import Floats, Step
 from pagoda.catalog import ModelFile
-from pagoda.models import FAMILIES, build, read_config
+from pagoda.models import FAMILIES, Source, build, read_config
 from pagoda.runner.runner import whole_model
 
 from .tiny_families import CONFIGS, LENGTH, as_gguf, ids
@@ -42,9 +42,13 @@ def written(directory: Path, name: str, file: File) -> Path:
 
 def logits_of(path: Path, tokens: Sequence[int], backend: str = "cpu", chunk: int = LENGTH) -> Floats:
     """Logits of every position, `chunk` tokens a step, in f32 throughout."""
-    opened = open_backend(backend, activations="f32")
     with ModelFile(path) as source:
-        model = build(source, read_config(source), opened.weights, rope_table, len(tokens))
+        return logits_of_source(source, tokens, backend, chunk)
+
+
+def logits_of_source(source: Source, tokens: Sequence[int], backend: str = "cpu", chunk: int = LENGTH) -> Floats:
+    opened = open_backend(backend, activations="f32")
+    model = build(source, read_config(source), opened.weights, rope_table, len(tokens))
     program = opened.program(lambda ops: whole_model(model, ops))
     pages = np.arange(-(-len(tokens) // 16), dtype=np.int32)[None]
     store = opened.kv_store(model.groups, [pages.size] * len(model.groups), 16, "f32")

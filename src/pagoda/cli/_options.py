@@ -20,7 +20,7 @@ MODEL = ModelConfig()
 MACHINE = MachineConfig()
 SCHEDULER = SchedulerConfig()
 
-_MODEL_HELP = "A built-in name, or the path of a .gguf file."
+_MODEL_HELP = "A built-in name, or the path of a .gguf file or Hugging Face directory."
 _SAMPLING = "Sampling"
 _ENGINE = "Engine"
 
