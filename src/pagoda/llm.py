@@ -42,6 +42,7 @@ class EngineOptions(TypedDict, total=False):
     activations: str
     kv_format: str
     max_model_len: int | None
+    quantize: str | None
     threads: int | None
     page_size: int
     kv_memory: int | None
@@ -108,7 +109,7 @@ def open_engine(config: EngineConfig, observer: Observer = _NOBODY, progress: Pr
         UnknownModel, ModelError, MemoryLimit: the model cannot be loaded here.
     """
     name = config.model.model
-    with open_model(name, progress=progress) as model_file:
+    with open_model(name, progress=progress, quantize=config.model.quantize) as model_file:
         sizing = size(model_file, config, free_memory())
         # Both at once: packing needs the cores but not the GIL, the tokenizer the GIL.
         with ThreadPoolExecutor(1) as beside:

@@ -17,6 +17,7 @@ from pagoda.catalog.gguf import TensorInfo
 from pagoda.catalog.hf_directory import HuggingDirectory
 from pagoda.catalog.model_file import ModelFile
 from pagoda.catalog.pull import Progress, cached_path, pull
+from pagoda.catalog.quantized import Quantized
 from pagoda.errors import UnknownModel, UnsupportedModel
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "HuggingDirectory",
     "ModelFile",
     "Progress",
+    "Quantized",
     "TensorInfo",
     "cached_path",
     "open_model",
@@ -59,13 +61,18 @@ def resolve(name: str | os.PathLike[str], *, progress: Progress | None = None, o
 
 
 def open_model(
-    name: str | os.PathLike[str], *, progress: Progress | None = None, offline: bool = False
-) -> ModelFile | HuggingDirectory:
-    """`resolve`, then open.
+    name: str | os.PathLike[str],
+    *,
+    progress: Progress | None = None,
+    offline: bool = False,
+    quantize: str | None = None,
+) -> ModelFile | HuggingDirectory | Quantized:
+    """`resolve`, then open; with `quantize`, dense matrices become that format as they are read.
 
     Raises:
         UnknownModel, UnsupportedModel, DownloadError: as `resolve`.
         ModelFileError: the file is damaged.
     """
     path = resolve(name, progress=progress, offline=offline)
-    return HuggingDirectory(path) if path.is_dir() else ModelFile(path)
+    opened = HuggingDirectory(path) if path.is_dir() else ModelFile(path)
+    return opened if quantize is None else Quantized(opened, quantize)

@@ -64,6 +64,10 @@ KvFormat = Annotated[
 Activations = Annotated[
     str, typer.Option(help="What linear layers read: int16, int8 (faster, coarser) or f32.", rich_help_panel=_ENGINE)
 ]
+Quantize = Annotated[
+    str | None,
+    typer.Option(help="What dense weights become as they are loaded: q8_0, q4_1 or q4_0.", rich_help_panel=_ENGINE),
+]
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 

@@ -14,6 +14,7 @@ from pagoda.cli._options import (
     MaxTokens,
     MinP,
     ModelArgument,
+    Quantize,
     Seed,
     Temperature,
     Threads,
@@ -43,6 +44,7 @@ def chat(
     min_p: MinP = 0.0,
     seed: Seed = None,
     threads: Threads = None,
+    quantize: Quantize = None,
 ) -> None:
     """Talk with a model. Ctrl-C stops an answer, Ctrl-D or /exit leaves, /reset forgets, /help helps.
 
@@ -53,7 +55,7 @@ def chat(
     )
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 (gives input() a history and line editing)
-    with open_llm(model, threads=threads, max_num_seqs=1) as llm:
+    with open_llm(model, threads=threads, quantize=quantize, max_num_seqs=1) as llm:
         if not llm.tokenizer.has_chat_template:
             raise InvalidRequest(f"{model} has no chat template: try pagoda generate --raw")
         Conversation(llm, params, system).run()

@@ -13,6 +13,7 @@ from pagoda.cli._options import (
     MaxTokens,
     MinP,
     ModelOption,
+    Quantize,
     Seed,
     Temperature,
     Threads,
@@ -36,6 +37,7 @@ def generate(
     min_p: MinP = 0.0,
     seed: Seed = None,
     threads: Threads = None,
+    quantize: Quantize = None,
     raw: Annotated[bool, typer.Option(help="Continue the text as it stands, without the chat template.")] = False,
     json: Annotated[bool, typer.Option(help="Print a last line with text, tokens and timings as JSON.")] = False,
 ) -> None:
@@ -50,7 +52,7 @@ def generate(
         max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed
     )
     text = sys.stdin.read() if prompt == "-" else prompt
-    with open_llm(model, threads=threads, max_num_seqs=1) as llm:
+    with open_llm(model, threads=threads, quantize=quantize, max_num_seqs=1) as llm:
         templated = llm.tokenizer.has_chat_template and not raw
         asked: Any = [{"role": "user", "content": text}] if templated else text
         with llm.stream(asked, params) as events:

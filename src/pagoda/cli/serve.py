@@ -20,6 +20,7 @@ from pagoda.cli._options import (
     MaxNumSeqs,
     ModelArgument,
     PageSize,
+    Quantize,
     Threads,
 )
 from pagoda.cli._progress import DownloadBar
@@ -47,6 +48,7 @@ def serve(
     kv_format: KvFormat = MODEL.kv_format,
     kv_memory: KvMemory = None,
     activations: Activations = MODEL.activations,
+    quantize: Quantize = None,
 ) -> None:
     """Serve a model over HTTP, in OpenAI's format, until Ctrl-C.
 
@@ -75,6 +77,7 @@ def serve(
         kv_format=kv_format,
         kv_memory=kv_memory,
         activations=activations,
+        quantize=quantize,
     )
     observer = PrometheusObserver()
     with bind(config) as sock:
