@@ -8,6 +8,8 @@ from pagoda.errors import InvalidConfig
 
 KV_FORMATS = ("f32", "f16", "int8", "int4")
 ACTIVATIONS = ("int16", "int8", "f32")
+QUANTIZE = ("q8_0", "q4_1", "q4_0")
+"""What dense weights can become as they are loaded."""
 
 
 def _positive(name: str, value: int | float | None) -> None:
@@ -33,6 +35,11 @@ class ModelConfig:
     """
     max_model_len: int | None = None
     """Longest sequence in tokens; None is the model's own training length."""
+    quantize: str | None = None
+    """What matrices in f32, f16 or bf16 become as they are loaded: q8_0, q4_1 or q4_0; None leaves them.
+
+    The embedding and the vocabulary projection become q8_0 at the least.
+    """
 
     def __post_init__(self) -> None:
         """Check every range."""
@@ -40,6 +47,8 @@ class ModelConfig:
             raise InvalidConfig(f"activations must be one of {ACTIVATIONS}, got {self.activations!r}")
         if self.kv_format not in KV_FORMATS:
             raise InvalidConfig(f"kv_format must be one of {KV_FORMATS}, got {self.kv_format!r}")
+        if self.quantize is not None and self.quantize not in QUANTIZE:
+            raise InvalidConfig(f"quantize must be one of {QUANTIZE} or None, got {self.quantize!r}")
         _positive("max_model_len", self.max_model_len)
 
 
