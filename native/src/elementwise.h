@@ -71,6 +71,11 @@ inline V gated(V g, V z, V u) { return mul(div(g, add(set1(1.0f), exp(sub(zero()
 
 inline void act(Act kind, const float* gate, const float* up, int n, float* y) {
   if (kind == Act::Silu) return each_two(gate, up, n, y, [](V g, V u) { return gated(g, g, u); });
+  if (kind == Act::SwigluClamped)
+    return each_two(gate, up, n, y, [](V g, V u) {
+      const V held = min(g, set1(7.0f));
+      return gated(held, mul(held, set1(1.702f)), add(max(min(u, set1(7.0f)), set1(-7.0f)), set1(1.0f)));
+    });
   // 2z = g (a + b g^2), with a = 2 sqrt(2 / pi) and b = 0.044715 a
   each_two(gate, up, n, y, [](V g, V u) { return gated(g, mul(g, fma(mul(g, g), set1(0.0713548163f), set1(1.59576912f))), u); });
 }
@@ -85,6 +90,11 @@ inline void soft_cap(const float* x, float cap, int n, float* y) {
 
 inline void add(const float* x, const float* y, int n, float* z) {
   each_two(x, y, n, z, [](V a, V b) { return add(a, b); });
+}
+
+inline void weigh(const float* x, float w, int n, bool first, float* y) {
+  if (first) return scale(x, w, n, y);
+  each_two(x, y, n, y, [w](V a, V b) { return fma(set1(w), a, b); });
 }
 
 inline void add_to(float* x, const float* y, int n) { add(x, y, n, x); }
@@ -157,6 +167,31 @@ inline float sum_exp(const float* x, int n, float top) {
     acc = add(acc, exp(sub(load(t), set1(top))));
   }
   return reduce_add(acc);
+}
+
+inline float exp_of(float x) {
+  alignas(64) float lanes[kLanes];
+  store(lanes, exp(set1(x)));
+  return lanes[0];
+}
+
+inline void route(const float* scores, int n, int k, bool all, float* out) {
+  for (int j = 0; j < k; j++) {
+    int best = -1;
+    for (int e = 0; e < n; e++) {
+      bool taken = false;
+      for (int i = 0; i < j; i++) taken = taken || int(out[i]) == e;
+      if (!taken && (best < 0 || scores[e] > scores[best])) best = e;
+    }
+    out[j] = float(best);
+  }
+  const float top = scores[int(out[0])];
+  float sum = all ? sum_exp(scores, n, top) : 0.0f;
+  for (int j = 0; j < k; j++) {
+    out[k + j] = exp_of(scores[int(out[j])] - top);
+    if (!all) sum += out[k + j];
+  }
+  for (int j = 0; j < k; j++) out[k + j] /= sum;
 }
 
 }  // namespace pagoda::PAGODA_NS

@@ -34,6 +34,10 @@ enum class Op : int {
   Output,    // x ->            text: name
   Scale,     // x -> y          real 0: factor
   SoftCap,   // x -> y          real 0: cap
+  Route,     // scores -> the chosen experts' numbers, then their weights, best first    whole: how many, rule (1: softmax over all)
+  Experts,   // x or [q], routes -> y [chosen, n]     weights: of each expert, then one of biases?; whole: experts, chosen, whether
+             //                 x has a part for each chosen one
+  Combine,   // y [chosen, n], routes -> z            the sum of the parts, weighed
 };
 
 struct Instruction {

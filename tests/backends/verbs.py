@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pagoda.backends.ops import Floats, KVGroup, KVLayer, RopeTable
+from pagoda.backends.ops import Experts, Floats, KVGroup, KVLayer, RopeTable
 from pagoda.config import KV_FORMATS
 
 from .cases import Case, make_step, make_table, plain_step
@@ -309,6 +309,12 @@ def act_cases() -> Iterator[Case]:
             def gelu(ops: Any, w: list[Any], width: int = width) -> None:
                 ops.output("R.y", ops.act(ops.input("R.gate", width), ops.input("R.up", width), "gelu_tanh"))
 
+            def clamped(ops: Any, w: list[Any], width: int = width) -> None:
+                ops.output("R.y", ops.act(ops.input("R.gate", width), ops.input("R.up", width), "swiglu_clamped"))
+
+            step = plain_step(rows, inputs={"R.gate": gate, "R.up": uneven(rng, rows, width)})
+            yield Case(f"clamped-{rows}x{width}", clamped, (step,), tolerance=2e-5)
+
             # Cubes of larger numbers leave the range of f32.
             step = plain_step(rows, inputs={"R.gate": np.clip(gate, -1e9, 1e9), "R.up": np.clip(up, -1, 1)})
             # As far as a negative number's e^z is small, an error of z is one of the quotient.
@@ -326,6 +332,41 @@ def add_cases() -> Iterator[Case]:
 
             step = plain_step(rows, inputs={"R.x": uneven(rng, rows, width), "R.y": uneven(rng, rows, width)})
             yield Case(f"add-{rows}x{width}", build, (step,), tolerance=0)
+
+
+def moe_cases() -> Iterator[Case]:
+    """Scores with ties; experts that get no row, one, or all of them; every way a weight reads its input."""
+    shapes = (
+        (1, 64, 32, 4, 2, "q4_1"),
+        (7, 96, 64, 5, 1, "q8_0"),
+        (33, 64, 96, 3, 3, "q4_0"),
+        (9, 50, 37, 6, 4, "f16"),
+    )
+    for rows, width, hidden, count, chosen, name in shapes:
+        for kind, routing, biased in (("silu", "chosen", False), ("swiglu_clamped", "all", True)):
+            rng = np.random.default_rng(rows)
+            scores = np.round(normal(rng, rows, count, 2))
+            scores[:, 0] += 3  # one that most rows want
+            shapes_of = [(hidden, width)] * (2 * count) + [(width, hidden)] * count
+            tensors = [random_tensor(rng, name, shape, 0.3) for shape in shapes_of]
+            biases = [random_tensor(rng, "f32", (count, n), 1) for n in (hidden, hidden, width)]
+
+            def build(
+                ops: Any, w: list[Any], e: int = count, c: int = chosen, k: Any = kind, r: Any = routing,
+                b: bool = biased, d: int = width,
+            ) -> None:  # fmt: skip
+                experts = Experts(w[:e], w[e : 2 * e], w[2 * e : 3 * e], (w[-3], w[-2], w[-1]) if b else None)
+                ops.output("R.y", ops.moe(ops.input("R.x", d), ops.input("R.scores", e), experts, c, k, r))
+
+            step = plain_step(rows, inputs={"R.x": normal(rng, rows, width), "R.scores": scores})
+            # A number on the border of two integers may be read as either, as through a whole model.
+            yield Case(
+                f"moe-{rows}x{width}-{chosen}of{count}-{name}-{kind}",
+                build,
+                (step,),
+                (*tensors, *biases),
+                tolerance=2e-3,
+            )
 
 
 def scale_cases() -> Iterator[Case]:
@@ -403,6 +444,7 @@ CASES = {
     "rope": [*rope_cases()],
     "attend": [*attend_cases()],
     "act": [*act_cases()],
+    "moe": [*moe_cases()],
     "add": [*add_cases()],
     "scale": [*scale_cases()],
     "soft_cap": [*soft_cap_cases()],

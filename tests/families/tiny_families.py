@@ -5,6 +5,7 @@ The same numbers on every machine: NumPy's generator, by name. `as_gguf` writes 
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -68,6 +69,15 @@ CONFIGS: dict[str, dict[str, Any]] = {
             "model_type": "smollm3", "num_hidden_layers": 5, "tie_word_embeddings": True, "rope_theta": 5e6,
             "pad_token_id": 0,
         },
+        "mixtral": {"model_type": "mixtral", "num_local_experts": 5, "num_experts_per_tok": 2},
+        "qwen3moe": {
+            "model_type": "qwen3_moe", "head_dim": 32, "num_experts": 6, "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32, "norm_topk_prob": True, "decoder_sparse_step": 1,
+        },
+        "olmoe": {
+            "model_type": "olmoe", "num_experts": 6, "num_experts_per_tok": 3, "norm_topk_prob": False,
+            "num_key_value_heads": 4,
+        },
     }.items()
 }  # fmt: skip
 _ADJACENT = ("llama", "smollm3")
@@ -105,6 +115,23 @@ def shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
         layer |= {"self_attn.q_norm.weight": (dim,), "self_attn.k_norm.weight": (dim,)}
     if kind.startswith("gemma"):
         layer |= {f"{n}_feedforward_layernorm.weight": (width,) for n in ("pre", "post")}
+    if kind in ("mixtral", "qwen3_moe", "olmoe"):
+        layer = {name: shape for name, shape in layer.items() if "mlp." not in name}
+        count = config.get("num_local_experts") or config["num_experts"]
+        wide = config.get("moe_intermediate_size", hidden)
+        router, expert, names = (
+            ("block_sparse_moe.gate", "block_sparse_moe.experts", ("w1", "w3", "w2"))
+            if kind == "mixtral"
+            else ("mlp.gate", "mlp.experts", ("gate_proj", "up_proj", "down_proj"))
+        )
+        layer[f"{router}.weight"] = (count, width)
+        for e in range(count):
+            for name, shape in zip(names, ((wide, width), (wide, width), (width, wide)), strict=True):
+                layer[f"{expert}.{e}.{name}.weight"] = shape
+    if kind == "qwen3_moe":
+        layer |= {"self_attn.q_norm.weight": (dim,), "self_attn.k_norm.weight": (dim,)}
+    if kind == "olmoe":
+        layer |= {"self_attn.q_norm.weight": (q,), "self_attn.k_norm.weight": (kv,)}
     for i in range(config["num_hidden_layers"]):
         found |= {f"model.layers.{i}.{name}": shape for name, shape in layer.items()}
     return found
@@ -143,15 +170,25 @@ def as_gguf(
     dims = translation.metadata[f"{architecture}.rope.dimension_count"]
     assert isinstance(dims, int)
     tensors = []
-    for name, values in weights(config).items():
-        gguf = translation.names[name]
+    for gguf, values in _merged({translation.names[name]: x for name, x in weights(config).items()}).items():
         if translation.plus_one and gguf.endswith(translation.plus_one):
             values = values + np.float32(1)
         if architecture in _ADJACENT and gguf.endswith(("attn_q.weight", "attn_k.weight")):
             values = _adjacent(values, dims)
-        tensors.append(stored(gguf, values, format_of(gguf) if values.ndim == 2 else "f32"))
+        tensors.append(stored(gguf, values, format_of(gguf) if values.ndim > 1 else "f32"))
     tensors += [stored(name, np.array(f, np.float32), "f32") for name, f in translation.factors.items()]
     return File(metadata, tensors)
+
+
+def _merged(tensors: dict[str, Floats]) -> dict[str, Floats]:
+    """Experts' matrices of a kind and layer in one tensor each, as converters write them today."""
+    merged: dict[str, Any] = {}
+    for name, values in tensors.items():
+        if (found := re.fullmatch(r"(blk\.\d+\.ffn_\w+)\.(\d+)\.weight", name)) is None:
+            merged[name] = values
+        else:
+            merged.setdefault(f"{found[1]}_exps.weight", []).append(values)
+    return {name: np.stack(each) if isinstance(each, list) else each for name, each in merged.items()}
 
 
 def _adjacent(rows: Floats, dim: int) -> Floats:

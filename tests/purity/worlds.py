@@ -77,6 +77,8 @@ WORLDS = {
             ("gemma3", "int16", "int8"),
             ("phi3-long", "f32", "f32"),
             ("smollm3", "int16", "f16"),
+            ("qwen3moe", "int16", "f16"),
+            ("olmoe", "int8", "f16"),
         )
     },
 }

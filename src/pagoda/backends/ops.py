@@ -26,7 +26,9 @@ Value = Any
 Weight = Any
 """A backend's own: a matrix [n, k] or a vector [k], packed as it likes."""
 Rows = Literal["R", "S"]
-Activation = Literal["silu", "gelu_tanh"]
+Activation = Literal["silu", "gelu_tanh", "swiglu_clamped"]
+Routing = Literal["chosen", "all"]
+"""Over which experts' scores the softmax goes that weighs the chosen ones."""
 
 
 class StoredFormat(Protocol):
@@ -116,6 +118,20 @@ class KVLayer:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Experts:
+    """The matrices of a mixture of experts (Shazeer et al. 2017), in the order of the router's scores."""
+
+    gate: Sequence[Weight]
+    """[F, D] each."""
+    up: Sequence[Weight]
+    """[F, D] each."""
+    down: Sequence[Weight]
+    """[D, F] each."""
+    biases: tuple[Weight, Weight, Weight] | None = None
+    """Of gate [E, F], up [E, F] and down [E, D]: a row for each expert."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Step:
     """All that changes from step to step. R rows, B sequences, S sampled rows; integers are int32.
 
@@ -185,7 +201,14 @@ class Ops(Protocol):
         """f(gate) * up.
 
         `silu`: f(x) = x / (1 + exp(-x)). `gelu_tanh`: f(x) = x / (1 + exp(-2z)), z = sqrt(2 / pi) (x + 0.044715 x^3),
-        which is x (1 + tanh z) / 2 (Hendrycks & Gimpel 2016).
+        which is x (1 + tanh z) / 2 (Hendrycks & Gimpel 2016). `swiglu_clamped` (gpt-oss): gate held to
+        7 at most, up to within 7 of 0, then gate / (1 + exp(-1.702 gate)) * (up + 1).
+        """
+        ...
+
+    def moe(self, x: Value, scores: Value, experts: Experts, chosen: int, kind: Activation, routing: Routing) -> Value:
+        """The `chosen` experts with the largest scores [R, E] (ties: the lower number first), each
+        down(act(gate(x), up(x))), weighed by a softmax and added, best first.
         """
         ...
 

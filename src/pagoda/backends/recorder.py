@@ -11,12 +11,13 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any, get_args
 
-from pagoda.backends.ops import Activation, Floats, KVLayer, RopeTable, Rows
+from pagoda.backends.ops import Activation, Experts, Floats, KVLayer, RopeTable, Routing, Rows
 
 NONE = -1
 """An absent operand."""
 ACTS = get_args(Activation)
 """In the order of `Act` in native/src/kernels.h."""
+ROUTINGS = get_args(Routing)
 INTEGERS = {"int8": 1, "int16": 2, "f32": 0}
 """Activations -> bytes of a number, if quantised."""
 
@@ -40,6 +41,9 @@ class Op(IntEnum):
     OUTPUT = 13
     SCALE = 14
     SOFT_CAP = 15
+    ROUTE = 16
+    EXPERTS = 17
+    COMBINE = 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +222,42 @@ class Recorder:
         y = self.recording.value(self._shape(gate))
         self.recording.instructions.append(Instruction(Op.ACT, (gate, up), (y, NONE), whole=(ACTS.index(kind),)))
         return y
+
+    def moe(self, x: int, scores: int, experts: Experts, chosen: int, kind: Activation, routing: Routing) -> int:
+        """Choose, then gate and up, act, down, and add; till then a row's experts lie side by side."""
+        count, (hidden, width) = len(experts.gate), experts.gate[0].shape
+        if (self._shape(scores).width, self._shape(x).width) != (count, width) or not 1 <= chosen <= count:
+            raise ValueError(
+                f"{chosen} of {count} experts of {width} cannot be chosen by {self._shape(scores).width} scores "
+                f"for an input {self._shape(x).width} wide"
+            )
+        whole = (chosen, ROUTINGS.index(routing))
+        routes = self._emit(Op.ROUTE, Shape("R", 2 * chosen), reads=(scores,), whole=whole)[0]
+        biases: tuple[NativeWeight | None, ...] = experts.biases or (None, None, None)
+        gate, up = (
+            self._experts(x, routes, weights, bias, chosen, hidden)
+            for weights, bias in ((experts.gate, biases[0]), (experts.up, biases[1]))
+        )
+        y = self._experts(self.act(gate, up, kind), routes, experts.down, biases[2], chosen, width)
+        return self._emit(Op.COMBINE, Shape("R", width), reads=(y, routes))[0]
+
+    def _experts(
+        self, x: int, routes: int, weights: Sequence[NativeWeight], bias: NativeWeight | None, chosen: int, rows: int
+    ) -> int:
+        """Each chosen expert's product: [R, chosen * rows]. x has one input for all of them, or one for each."""
+        read = self._as_integers(x) if weights[0].quantized and self._integer else x
+        for w in weights:
+            if w.shape != weights[0].shape or w.quantized != weights[0].quantized:
+                raise ValueError(f"experts must be alike: {w.name} is {w.shape}, {weights[0].name} {weights[0].shape}")
+        constants = tuple(_number(self.recording.matrices, w) for w in (*weights, *([bias] if bias else [])))
+        wide = int(self._shape(x).width != weights[0].shape[1])
+        return self._emit(
+            Op.EXPERTS,
+            Shape("R", chosen * rows),
+            reads=(read, routes),
+            constants=constants,
+            whole=(len(weights), chosen, wide),
+        )[0]
 
     def add(self, x: int, y: int) -> int:
         """x + y."""

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from pagoda.backends.ops import (
     Activation,
     Draw,
+    Experts,
     Floats,
     Ints,
     KVGroup,
@@ -28,6 +29,7 @@ from pagoda.backends.ops import (
     KVStore,
     Ops,
     RopeTable,
+    Routing,
     Rows,
     Slots,
     Step,
@@ -188,10 +190,36 @@ class ReferenceOps:
             raise ValueError(f"act knows {', '.join(ACTS)}, got {kind!r}")
         _check_same(gate, up)
         g = gate.astype(np.float64)
-        z = g if kind == "silu" else 2 * np.sqrt(2 / np.pi) * (g + 0.044715 * g**3)
+        if kind == "swiglu_clamped":
+            g, up = np.minimum(g, 7.0), np.clip(up, -7, 7) + np.float32(1)
+        z = {"silu": g, "swiglu_clamped": 1.702 * g}.get(kind)
+        if z is None:
+            z = 2 * np.sqrt(2 / np.pi) * (g + 0.044715 * g**3)
         with np.errstate(over="ignore"):  # exp(-z) may be infinite: the quotient is then 0, as it should be
             turned: Doubles = g / (1 + np.exp(-z))
         return (turned * up).astype(np.float32)
+
+    def moe(
+        self, x: Floats, scores: Floats, experts: Experts, chosen: int, kind: Activation, routing: Routing
+    ) -> Floats:
+        """Row by row, expert by expert."""
+        if scores.shape != (len(x), len(experts.gate)) or not 1 <= chosen <= len(experts.gate):
+            raise ValueError(f"{chosen} of {len(experts.gate)} experts cannot be chosen by scores {scores.shape}")
+        result = np.zeros((len(x), experts.down[0].values.shape[0]), np.float64)
+        for r in range(len(x)):
+            wide = scores[r].astype(np.float64)
+            best = np.argsort(-wide, kind="stable")[:chosen]
+            weights = np.exp(wide - wide.max())
+            weights /= (weights if routing == "all" else weights[best]).sum()
+            for e in best:
+                gate, up = (
+                    self._product(x[r : r + 1], w[e]) + (0 if experts.biases is None else experts.biases[i].values[e])
+                    for i, w in enumerate((experts.gate, experts.up))
+                )
+                y = self._product(self.act(gate, up, kind), experts.down[e])
+                bias = 0 if experts.biases is None else experts.biases[2].values[e]
+                result[r] += weights[e] * (y[0] + bias)
+        return result.astype(np.float32)
 
     def add(self, x: Floats, y: Floats) -> Floats:
         """x + y."""

@@ -22,6 +22,9 @@ ARCHITECTURES = {
     "gemma3_text": "gemma3",
     "phi3": "phi3",
     "smollm3": "smollm3",
+    "mixtral": "llama",
+    "qwen3_moe": "qwen3moe",
+    "olmoe": "olmoe",
 }
 """`model_type` -> the architecture's name in GGUF files."""
 
@@ -102,7 +105,8 @@ def translate(config: Mapping[str, Any], path: str) -> Translation:
     _check_smollm3(config, path)
     if gemma:
         _caps(config, values)
-    layer = _LAYER | _DIFFERENT.get("gemma" if gemma else architecture, {})
+    experts = _experts(config, values, path)
+    layer = _LAYER | experts | _DIFFERENT.get("gemma" if gemma else architecture, {})
     layers = values.get("block_count")
     if type(layers) is not int or not 1 <= layers < 2**16:
         raise ModelFileError(f"{path}: num_hidden_layers must be a count, found {layers!r:.60}")
@@ -115,6 +119,42 @@ def translate(config: Mapping[str, Any], path: str) -> Translation:
         ("norm.weight",) if gemma else (),
         factors,
     )
+
+
+_EXPERTS = {
+    "mixtral": ("block_sparse_moe.gate.weight", "block_sparse_moe.experts.{}.{}.weight", ("w1", "w3", "w2")),
+    "qwen3_moe": ("mlp.gate.weight", "mlp.experts.{}.{}.weight", ("gate_proj", "up_proj", "down_proj")),
+    "olmoe": ("mlp.gate.weight", "mlp.experts.{}.{}.weight", ("gate_proj", "up_proj", "down_proj")),
+}
+"""By `model_type`: names of the router, and of an expert's matrices."""
+
+
+def _experts(config: Mapping[str, Any], values: dict[str, object], path: str) -> dict[str, str]:
+    """Names of a layer's experts; fills in their keys."""
+    kind = config["model_type"]
+    if kind not in _EXPERTS:
+        return {}
+    count = config.get("num_local_experts", config.get("num_experts"))
+    if type(count) is not int or not 1 <= count < 2**14:
+        raise ModelFileError(f"{path}: the number of experts must be a count, found {count!r:.60}")
+    values["expert_count"], values["expert_used_count"] = count, config.get("num_experts_per_tok")
+    if config.get("moe_intermediate_size") is not None:
+        values["expert_feed_forward_length"] = config["moe_intermediate_size"]
+    normed = config.get("norm_topk_prob", kind != "olmoe")
+    odd = {k: config.get(k) for k in ("mlp_only_layers", "clip_qkv") if config.get(k)}
+    if (
+        (kind == "qwen3_moe" and not normed)
+        or (kind == "olmoe" and normed)
+        or odd
+        or config.get("decoder_sparse_step", 1) != 1
+    ):
+        raise UnsupportedModel(f"{path}: {kind} with norm_topk_prob {normed} and {odd} is not known")
+    router, expert, (gate, up, down) = _EXPERTS[kind]
+    names = {"ffn_gate_inp.weight": router}
+    for e in range(count):
+        for gguf, hf in (("ffn_gate", gate), ("ffn_up", up), ("ffn_down", down)):
+            names[f"{gguf}.{e}.weight"] = expert.format(e, hf)
+    return names
 
 
 def _number(config: Mapping[str, Any], key: str, path: str, default: float | None = None) -> float:
@@ -204,7 +244,7 @@ def _window(config: Mapping[str, Any], architecture: str, values: dict[str, obje
     types, layers = config.get("layer_types"), config.get("num_hidden_layers")
     if window is None or config.get("use_sliding_window") is False:
         return
-    if architecture in ("qwen2", "qwen3", "smollm3"):
+    if architecture in ("qwen2", "qwen3", "smollm3", "qwen3moe", "olmoe") or config["model_type"] == "mixtral":
         raise UnsupportedModel(f"{path}: {config['model_type']} with sliding windows is not known")
     values["attention.sliding_window"] = window
     if not architecture.startswith("gemma"):

@@ -15,6 +15,7 @@ from pagoda.models.decoder import Decoder
 from pagoda.models.gemma import Gemma
 from pagoda.models.llama import Llama
 from pagoda.models.metadata import Metadata
+from pagoda.models.mixtral import Mixture
 from pagoda.models.phi3 import Phi3
 from pagoda.models.qwen2 import Qwen2
 from pagoda.models.qwen3 import Qwen3
@@ -28,8 +29,17 @@ FAMILIES: dict[str, type[Decoder]] = {
     "gemma3": Gemma,
     "phi3": Phi3,
     "smollm3": SmolLM3,
+    "qwen3moe": Mixture,
+    "olmoe": Mixture,
 }
 """Architecture, as a model file names it -> its family."""
+
+
+def family(metadata: Metadata) -> type[Decoder]:
+    """A file's family: its architecture's, but that GGUF files call Mixtral a llama with experts."""
+    if metadata.architecture == "llama" and metadata.has("expert_count"):
+        return Mixture
+    return FAMILIES[metadata.architecture]
 
 
 class TensorShape(Protocol):
@@ -90,7 +100,7 @@ def read_config(source: Source) -> Config:
     if source.architecture not in FAMILIES:
         raise UnsupportedModel(f"{source.name}: architecture {source.architecture!r} is not known; {_nearest(source)}")
     metadata = Metadata(source.name, source.architecture, source.metadata)
-    config = FAMILIES[source.architecture].read(metadata, shapes)
+    config = family(metadata).read(metadata, shapes)
     for name, shape in config.tensors().items():
         if name not in shapes:
             raise ModelFileError(f"{source.name}: tensor {name!r} of shape {shape} is missing")
@@ -113,12 +123,12 @@ def _nearest(source: Source) -> str:
     """The family that needs most nearly the tensors that are there, and what differs."""
     shapes, own = {name: tuple(t.shape) for name, t in source.tensors.items()}, source.architecture + "."
     found = []
-    for name, family in FAMILIES.items():
+    for name, kind in FAMILIES.items():
         values = {
             key.replace(own, name + ".", 1) if key.startswith(own) else key: v for key, v in source.metadata.items()
         }
         try:
-            needed = family.read(Metadata(source.name, name, values), shapes).tensors()
+            needed = kind.read(Metadata(source.name, name, values), shapes).tensors()
         except ModelError:
             continue
         lacking = sorted(n for n, shape in needed.items() if shapes.get(n) != shape)
@@ -147,10 +157,14 @@ def stored(source: Source, config: Config) -> dict[str, tuple[str, tuple[int, ..
     return weights
 
 
+def _family_of(source: Source) -> type[Decoder]:
+    return family(Metadata(source.name, source.architecture, source.metadata))
+
+
 def outline(source: Source, config: Config, weight: Callable[[str], Weight]) -> Model:
     """The model over weights that stand in for its own, with no rotary angles: to count with, not to run."""
     tables = [RopeTable(none := np.zeros((0, n // 2), np.float32), none, True) for n in config.table_dims]
-    return FAMILIES[source.architecture](config, weight, tables)
+    return _family_of(source)(config, weight, tables)
 
 
 def build(
@@ -179,7 +193,7 @@ def build(
         rope(r.frequencies, positions, adjacent=r.adjacent, magnitude=r.magnitude)
         for r in config.rotations(lambda name: [float(x) for x in numbers[name]], positions)
     ]
-    return FAMILIES[source.architecture](config, weights.__getitem__, tables)
+    return _family_of(source)(config, weights.__getitem__, tables)
 
 
 def _cut(tensor: StoredTensor, parts: Mapping[str, int] | None) -> list[StoredTensor]:
