@@ -78,6 +78,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
             "model_type": "olmoe", "num_experts": 6, "num_experts_per_tok": 3, "norm_topk_prob": False,
             "num_key_value_heads": 4,
         },
+        "gpt-oss": {
+            "model_type": "gpt_oss", "head_dim": 32, "num_local_experts": 5, "num_experts_per_tok": 2,
+            "sliding_window": 16, "num_hidden_layers": 4, "rope_theta": 150000.0, "initial_context_length": 16,
+            "rope_scaling": {
+                "rope_type": "yarn", "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+                "original_max_position_embeddings": 16,
+            },
+        },
     }.items()
 }  # fmt: skip
 _ADJACENT = ("llama", "smollm3")
@@ -115,6 +123,18 @@ def shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
         layer |= {"self_attn.q_norm.weight": (dim,), "self_attn.k_norm.weight": (dim,)}
     if kind.startswith("gemma"):
         layer |= {f"{n}_feedforward_layernorm.weight": (width,) for n in ("pre", "post")}
+    layer = _with_experts(config, layer, (width, q, kv))
+    for i in range(config["num_hidden_layers"]):
+        found |= {f"model.layers.{i}.{name}": shape for name, shape in layer.items()}
+    return found
+
+
+def _with_experts(
+    config: Mapping[str, Any], layer: dict[str, tuple[int, ...]], widths: tuple[int, int, int]
+) -> dict[str, tuple[int, ...]]:
+    """A layer's tensors, with a mixture's instead of a feed-forward's."""
+    (width, q, kv), kind, hidden = widths, config["model_type"], config["intermediate_size"]
+    dim = q // config["num_attention_heads"]
     if kind in ("mixtral", "qwen3_moe", "olmoe"):
         layer = {name: shape for name, shape in layer.items() if "mlp." not in name}
         count = config.get("num_local_experts") or config["num_experts"]
@@ -128,13 +148,21 @@ def shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
         for e in range(count):
             for name, shape in zip(names, ((wide, width), (wide, width), (width, wide)), strict=True):
                 layer[f"{expert}.{e}.{name}.weight"] = shape
+    if kind == "gpt_oss":
+        count = config["num_local_experts"]
+        layer = {name: shape for name, shape in layer.items() if "mlp." not in name} | {
+            "self_attn.sinks": (config["num_attention_heads"],),
+            **{f"self_attn.{n}_proj.bias": (rows,) for n, rows in (("q", q), ("k", kv), ("v", kv), ("o", width))},
+            "mlp.router.weight": (count, width), "mlp.router.bias": (count,),
+            "mlp.experts.gate_up_proj": (count, width, 2 * hidden),
+            "mlp.experts.gate_up_proj_bias": (count, 2 * hidden),
+            "mlp.experts.down_proj": (count, hidden, width), "mlp.experts.down_proj_bias": (count, width),
+        }  # fmt: skip
     if kind == "qwen3_moe":
         layer |= {"self_attn.q_norm.weight": (dim,), "self_attn.k_norm.weight": (dim,)}
     if kind == "olmoe":
         layer |= {"self_attn.q_norm.weight": (q,), "self_attn.k_norm.weight": (kv,)}
-    for i in range(config["num_hidden_layers"]):
-        found |= {f"model.layers.{i}.{name}": shape for name, shape in layer.items()}
-    return found
+    return layer
 
 
 def weights(config: Mapping[str, Any]) -> dict[str, Floats]:
@@ -147,26 +175,24 @@ def _random(name: str, shape: tuple[int, ...], kind: str) -> Floats:
     if name.endswith("norm.weight"):
         mean = 3.0 if name == "model.norm.weight" else 1.0
         return (mean * rng.uniform(0.7, 1.3, shape) - kind.startswith("gemma")).astype(np.float32)
-    if name.endswith("bias"):
+    if name.endswith(("bias", "sinks")):
         return (rng.standard_normal(shape) * 0.5).astype(np.float32)
     gain = 1.0 if name.endswith(("embed_tokens.weight", "o_proj.weight", "down_proj.weight")) else 1.5
     return (rng.standard_normal(shape) * gain * shape[-1] ** -0.5).astype(np.float32)
 
 
 def as_gguf(
-    config: Mapping[str, Any], format_of: Callable[[str], str] = lambda _: "f32", tokenizer: bool = True
+    config: Mapping[str, Any],
+    format_of: Callable[[str], str] = lambda _: "f32",
 ) -> File:
     """The model as a converter to GGUF writes it."""
+    if config["model_type"] == "gpt_oss":
+        return _gpt_oss(config, format_of)
     translation = translate(config, "config.json")
     architecture = translation.architecture
     metadata = {key: value for key, value in translation.metadata.items() if not key.endswith(".rope.adjacent")}
     metadata = {"general.architecture": metadata.pop("general.architecture"), **metadata}
-    if tokenizer:
-        tokens, kinds, merges = vocabulary(VOCABULARY)
-        metadata |= {
-            "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "smollm", "tokenizer.ggml.tokens": tokens,
-            "tokenizer.ggml.token_type": kinds, "tokenizer.ggml.merges": merges, "tokenizer.ggml.eos_token_id": 2,
-        }  # fmt: skip
+    metadata |= _tokenizer()
     dims = translation.metadata[f"{architecture}.rope.dimension_count"]
     assert isinstance(dims, int)
     tensors = []
@@ -178,6 +204,59 @@ def as_gguf(
         tensors.append(stored(gguf, values, format_of(gguf) if values.ndim > 1 else "f32"))
     tensors += [stored(name, np.array(f, np.float32), "f32") for name, f in translation.factors.items()]
     return File(metadata, tensors)
+
+
+def _tokenizer() -> dict[str, object]:
+    tokens, kinds, merges = vocabulary(VOCABULARY)
+    return {
+        "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "smollm", "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": kinds, "tokenizer.ggml.merges": merges, "tokenizer.ggml.eos_token_id": 2,
+    }  # fmt: skip
+
+
+def _gpt_oss(config: Mapping[str, Any], format_of: Callable[[str], str]) -> File:
+    """gpt-oss' checkpoint has each layer's experts in one tensor, transposed, gate and up in turn."""
+    keys = {
+        "block_count": config["num_hidden_layers"], "context_length": config["max_position_embeddings"],
+        "embedding_length": config["hidden_size"], "feed_forward_length": config["intermediate_size"],
+        "expert_feed_forward_length": config["intermediate_size"], "expert_count": config["num_local_experts"],
+        "expert_used_count": config["num_experts_per_tok"], "attention.head_count": config["num_attention_heads"],
+        "attention.head_count_kv": config["num_key_value_heads"], "attention.key_length": config["head_dim"],
+        "attention.value_length": config["head_dim"], "attention.sliding_window": config["sliding_window"],
+        "attention.layer_norm_rms_epsilon": config["rms_norm_eps"], "rope.freq_base": config["rope_theta"],
+        "rope.scaling.type": "yarn", "rope.scaling.factor": config["rope_scaling"]["factor"],
+        "rope.scaling.original_context_length": config["rope_scaling"]["original_max_position_embeddings"],
+    }  # fmt: skip
+    names = {
+        "input_layernorm": "attn_norm", "post_attention_layernorm": "post_attention_norm", "mlp.router": "ffn_gate_inp",
+        "self_attn.sinks": "attn_sinks.weight", "self_attn.o_proj": "attn_output",
+        **{f"self_attn.{n}_proj": f"attn_{n}" for n in "qkv"},
+    }  # fmt: skip
+    found: dict[str, Any] = {}
+    for name, x in weights(config).items():
+        if not name.startswith("model.layers."):
+            outer = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+            found[outer[name.removesuffix(".weight")] + ".weight"] = x
+            continue
+        layer, rest = name.removeprefix("model.layers.").split(".", 1)
+        end = ".bias" if rest.endswith("_bias") else ".weight"
+        whole = x if end == ".bias" or x.ndim < 3 else x.swapaxes(1, 2)
+        if rest.startswith("mlp.experts.gate_up_proj"):
+            found[f"blk.{layer}.ffn_gate_exps{end}"], found[f"blk.{layer}.ffn_up_exps{end}"] = (
+                whole[:, ::2],
+                whole[:, 1::2],
+            )
+        elif rest.startswith("mlp.experts.down_proj"):
+            found[f"blk.{layer}.ffn_down_exps{end}"] = whole
+        else:
+            old = next(old for old in names if rest.startswith(old))
+            found[f"blk.{layer}.{rest.replace(old, names[old], 1)}"] = x
+    tensors = [
+        stored(n, np.ascontiguousarray(x), format_of(n) if x.ndim > 1 and n.endswith("weight") else "f32")
+        for n, x in found.items()
+    ]
+    metadata = {"general.architecture": "gpt-oss", **{f"gpt-oss.{key}": value for key, value in keys.items()}}
+    return File(metadata | _tokenizer(), tensors)
 
 
 def _merged(tensors: dict[str, Floats]) -> dict[str, Floats]:

@@ -79,6 +79,7 @@ WORLDS = {
             ("smollm3", "int16", "f16"),
             ("qwen3moe", "int16", "f16"),
             ("olmoe", "int8", "f16"),
+            ("gpt-oss", "int16", "f16"),
         )
     },
 }

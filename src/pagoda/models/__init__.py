@@ -13,6 +13,7 @@ from pagoda.errors import ModelError, ModelFileError, UnsupportedModel
 from pagoda.models.config import Config
 from pagoda.models.decoder import Decoder
 from pagoda.models.gemma import Gemma
+from pagoda.models.gpt_oss import GptOss
 from pagoda.models.llama import Llama
 from pagoda.models.metadata import Metadata
 from pagoda.models.mixtral import Mixture
@@ -31,6 +32,7 @@ FAMILIES: dict[str, type[Decoder]] = {
     "smollm3": SmolLM3,
     "qwen3moe": Mixture,
     "olmoe": Mixture,
+    "gpt-oss": GptOss,
 }
 """Architecture, as a model file names it -> its family."""
 

@@ -30,6 +30,12 @@ class MixtureConfig(Config):
     norm_heads: str = ""
     """What of queries and keys is normed: nothing, `each` head, or `all` of a row."""
 
+    def check(self, path: str) -> None:
+        """Raise `ModelFileError` if numbers do not go together."""
+        Config.check(self, path)
+        if self.chosen > self.experts:
+            raise ModelFileError(f"{path}: {self.chosen} of {self.experts} experts cannot be chosen")
+
     def block(self) -> dict[str, tuple[int, ...]]:
         """Tensors of a layer."""
         block = Config.block(self)
@@ -76,8 +82,7 @@ class Mixture(Decoder):
             routing="all" if name == "olmoe" else "chosen",
             norm_heads={"qwen3moe": "each", "olmoe": "all"}.get(name, ""),
         )
-        if config.chosen > config.experts:
-            raise ModelFileError(f"{metadata.path}: {config.chosen} of {config.experts} experts cannot be chosen")
+        config.check(metadata.path)
         return config
 
     def layer(self, ops: Ops, i: int, x: Value) -> Value:
