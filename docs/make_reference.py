@@ -25,6 +25,7 @@ HERE = Path(__file__).parent
 PARTS = (config.ModelConfig, config.MachineConfig, config.SchedulerConfig, config.ServerConfig)
 
 ENVIRONMENT = {
+    "PAGODA_API_KEY": "The key that `pagoda cache` sends to a server that asks for one.",
     "PAGODA_CACHE": "The directory of fetched models; otherwise `$XDG_CACHE_HOME/pagoda`, else `~/.cache/pagoda`.",
     "PAGODA_ISA": "For tests: the kernels' instruction set, `scalar`, `avx2` or `avx512`; it changes no bit.",
 }

@@ -80,19 +80,22 @@ nb::ndarray<nb::numpy, T> to_numpy(std::vector<T> values, std::vector<size_t> sh
   return nb::ndarray<nb::numpy, T>(held->data(), shape.size(), shape.data(), owner);
 }
 
-// (tokens [S], log-probabilities [S], top ids, top log-probabilities: lists of lists)
+// (tokens of each draw [draws], then one after the other: tokens, log-probabilities, top ids, top log-probabilities)
 nb::tuple drawn(const StepJob& job) {
-  std::vector<int32_t> tokens;
+  std::vector<int32_t> counts, tokens;
   std::vector<float> logprobs;
   nb::list ids, values;
-  for (const auto& d : job.drawn()) {
-    tokens.push_back(d.token);
-    logprobs.push_back(d.logprob);
-    ids.append(nb::cast(d.top_ids));
-    values.append(nb::cast(d.top_logprobs));
+  for (const auto& drawn : job.drawn()) {
+    counts.push_back(int32_t(drawn.size()));
+    for (const auto& d : drawn) {
+      tokens.push_back(d.token);
+      logprobs.push_back(d.logprob);
+      ids.append(nb::cast(d.top_ids));
+      values.append(nb::cast(d.top_logprobs));
+    }
   }
-  const size_t n = tokens.size();
-  return nb::make_tuple(to_numpy(std::move(tokens), {n}), to_numpy(std::move(logprobs), {n}), ids, values);
+  const size_t n = tokens.size(), draws = counts.size();
+  return nb::make_tuple(to_numpy(std::move(counts), {draws}), to_numpy(std::move(tokens), {n}), to_numpy(std::move(logprobs), {n}), ids, values);
 }
 
 nb::dict outputs(const StepJob& job) {
@@ -105,24 +108,25 @@ nb::dict outputs(const StepJob& job) {
 }
 
 Step make_step(const Ints& ids, const Ints& positions, const Ints& sequences, const Ints& sampled, const Ints& slots,
-               const std::vector<Ints2>& tables, const std::map<std::string, Floats2>& inputs) {
+               const Ints& guesses, const std::vector<Ints2>& tables, const std::map<std::string, Floats2>& inputs) {
   Step step;
   step.ids = copied(ids);
   step.positions = copied(positions);
   step.sequences = copied(sequences);
   step.sampled = copied(sampled);
   step.slots = copied(slots);
+  step.guesses = copied(guesses);
   for (const auto& t : tables) step.tables.push_back({copied(t), int(t.shape(1))});
   for (const auto& [name, x] : inputs) step.inputs[name] = copied(x);
   return step;
 }
 
-using DrawTuple = std::tuple<int, uint64_t, int, int, float, float, float, float, float, float, int, int>;
+using DrawTuple = std::tuple<int, uint64_t, int, int, float, float, float, float, float, float, int, int, int>;
 
 DrawRow draw_row(const DrawTuple& t) {
   DrawRow row{};
   std::tie(row.slot, row.seed, row.choice, row.position, row.temperature, row.top_p, row.min_p, row.repetition, row.frequency, row.presence,
-           row.top_k, row.logprobs) = t;
+           row.top_k, row.logprobs, row.drafts) = t;
   return row;
 }
 
@@ -217,10 +221,10 @@ NB_MODULE(_native, m) {
   m.def(
       "submit",
       [](Pool& pool, std::shared_ptr<Program> program, std::shared_ptr<KVStore> kv, std::shared_ptr<Slots> slots, const Ints& ids,
-         const Ints& positions, const Ints& sequences, const Ints& sampled, const Ints& sequence_slots, const std::vector<Ints2>& tables,
+         const Ints& positions, const Ints& sequences, const Ints& sampled, const Ints& sequence_slots, const Ints& guesses, const std::vector<Ints2>& tables,
          const std::map<std::string, Floats2>& inputs, const std::vector<DrawTuple>& draws, const std::vector<std::tuple<int, int, int, int>>& copies,
          const std::vector<std::tuple<int, Ints>>& starts, bool outputs) {
-        Step step = make_step(ids, positions, sequences, sampled, sequence_slots, tables, inputs);
+        Step step = make_step(ids, positions, sequences, sampled, sequence_slots, guesses, tables, inputs);
         for (const auto& d : draws) step.draws.push_back(draw_row(d));
         for (const auto& [group, source, target, n] : copies) step.copies.push_back({group, source, target, n});
         for (const auto& [slot, prompt] : starts) step.starts.push_back({slot, copied(prompt)});
@@ -230,6 +234,6 @@ NB_MODULE(_native, m) {
         pool.submit(job);
         return job;
       },
-      "pool"_a, "program"_a, "kv"_a, "slots"_a.none(), "ids"_a, "positions"_a, "sequences"_a, "sampled"_a, "sequence_slots"_a, "tables"_a,
+      "pool"_a, "program"_a, "kv"_a, "slots"_a.none(), "ids"_a, "positions"_a, "sequences"_a, "sampled"_a, "sequence_slots"_a, "guesses"_a, "tables"_a,
       "inputs"_a, "draws"_a, "copies"_a, "starts"_a, "outputs"_a);
 }

@@ -1,6 +1,7 @@
 #include "program.h"
 
 #include <algorithm>
+#include <set>
 #include <stdexcept>
 
 #include "require.h"
@@ -33,7 +34,8 @@ void Program::check_rows(const Step& step) const {
   require(step.ids.size() == rows && step.sequences.size() == rows, "ids, positions and sequences must be of one length");
   require(step.sequences.back() >= 0 && step.sequences.back() < 1 << 20, "sequences are numbered from 0");
   for (size_t r = 0; r < rows; r++) {
-    require(step.ids[r] >= (step.slots.empty() ? 0 : -1) && (!vocabulary_ || step.ids[r] < vocabulary_), "a token id is out of range");
+    const int least = step.slots.empty() ? 0 : step.guesses.empty() ? -1 : INT32_MIN;
+    require(step.ids[r] >= least && (!vocabulary_ || step.ids[r] < vocabulary_), "a token id is out of range");
     require(step.sequences[r] >= 0 && step.positions[r] >= 0, "sequences and positions must not be negative");
     if (r && step.sequences[r] == step.sequences[r - 1])
       require(step.positions[r] > step.positions[r - 1], "positions must ascend within a sequence");
@@ -71,6 +73,28 @@ void Program::check_tables(const Step& step, const KVStore& kv) const {
   }
 }
 
+namespace {
+
+// Each draw has a slot of its own and rows of one sequence, one after the other.
+void check_draws(const Step& step) {
+  if (step.draws.empty()) return;
+  std::set<int> slots;
+  size_t at = 0;
+  for (const auto& d : step.draws) {
+    require(slots.insert(d.slot).second, "two draws have one slot");
+    require(d.drafts >= 0 && at + size_t(d.drafts) < step.sampled.size(), "there are fewer sampled rows than draws ask for");
+    for (const size_t end = at + size_t(d.drafts); at < end; at++) {
+      const int row = step.sampled[at];
+      require(step.sampled[at + 1] == row + 1 && step.sequences[size_t(row) + 1] == step.sequences[size_t(row)],
+              "drafts are in the rows right after their sequence's");
+    }
+    at++;
+  }
+  require(at == step.sampled.size(), "one draw is needed for each sampled row that is no draft's");
+}
+
+}  // namespace
+
 void Program::check_inputs(const Step& step) const {
   for (const auto& i : instructions_) {
     if (i.op != Op::Input) continue;
@@ -87,13 +111,14 @@ void Program::check(const Step& step, const KVStore& kv, bool has_slots) const {
   check_tables(step, kv);
   check_inputs(step);
   require(step.slots.empty() || step.slots.size() == size_t(step.sequences.back() + 1), "one slot is needed for each sequence");
+  require(step.guesses.empty() || step.guesses.size() == step.slots.size(), "one slot of guesses is needed for each sequence");
   require(has_slots || (step.starts.empty() && step.slots.empty()), "slots are needed");
   for (const auto& start : step.starts) {
     require(start.slot >= 0 && start.slot < 1 << 24, "a slot is out of range");
     for (const int t : start.prompt) require(t >= 0 && (!vocabulary_ || t < vocabulary_), "a token id of a prompt is out of range");
   }
-  require(step.draws.empty() || step.draws.size() == step.sampled.size(), "one draw is needed for each sampled row");
   require(step.draws.empty() || (logits_ >= 0 && has_slots), "sampling needs logits and slots");
+  check_draws(step);
 }
 
 }  // namespace pagoda

@@ -55,7 +55,8 @@ struct RopeAngles {
 
 // All that changes from step to step; owns its arrays.
 struct Step {
-  std::vector<int32_t> ids, positions, sequences, sampled, slots;  // ids: -1 is the sequence's token sampled last
+  // ids: -1 is the sequence's token sampled last, -2 - i token i of its slot in `guesses`
+  std::vector<int32_t> ids, positions, sequences, sampled, slots, guesses;
   struct Table {
     std::vector<int32_t> pages;
     int width;
@@ -71,7 +72,7 @@ struct Step {
     std::vector<int32_t> prompt;
   };
   std::vector<Start> starts;   // of sequences, before anything else
-  std::vector<DrawRow> draws;  // empty, or one for each sampled row
+  std::vector<DrawRow> draws;  // empty, or together for all sampled rows: one and those of its drafts each
   bool outputs = true;         // whether the instructions Output copy anything
 };
 

@@ -17,6 +17,7 @@ struct DrawRow {
   int32_t choice, position;  // position: of the token to be chosen
   float temperature, top_p, min_p, repetition, frequency, presence;
   int32_t top_k, logprobs;  // top_k 0: all; logprobs -1: none
+  int32_t drafts;           // the rows after this one are of so many drafts, to be verified
 };
 
 struct DrawResult {
@@ -27,7 +28,7 @@ struct DrawResult {
 };
 
 // The tokens of each sequence, kept beside the sampler so that a step can be planned before the one in flight has ended.
-// Touched by the pool's leading thread only, or by tiles that it waits for.
+// Touched by the pool's leading thread only, or by tiles that it waits for, each of which has slots of its own.
 class Slots : public std::enable_shared_from_this<Slots> {
  public:
   // A new sequence takes the slot; grows to hold it.
@@ -40,6 +41,11 @@ class Slots : public std::enable_shared_from_this<Slots> {
   int32_t last(int slot) const {
     const auto& output = slots_.at(size_t(slot)).output;
     return output.empty() ? -1 : output.back();
+  }
+  // Token i of the slot's output; -1 if there are not so many.
+  int32_t guess(int slot, size_t i) const {
+    const auto& output = slots_.at(size_t(slot)).output;
+    return i < output.size() ? output[i] : -1;
   }
   const std::vector<int32_t>& prompt(int slot) const { return slots_.at(size_t(slot)).prompt; }
   const std::vector<int32_t>& output(int slot) const { return slots_.at(size_t(slot)).output; }

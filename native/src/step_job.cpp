@@ -40,12 +40,8 @@ int StepJob::queries(const Instruction& i) const {
 void StepJob::begin() {
   for (auto& s : step_.starts) slots_->start(s.slot, std::move(s.prompt));
   for (const auto& c : step_.copies) kv_->copy(c.group, c.source, c.target, c.slots);
-  for (size_t r = 0; r < step_.ids.size(); r++) {
-    if (step_.ids[r] >= 0) continue;
-    step_.ids[r] = slots_->last(step_.slots[size_t(step_.sequences[r])]);
-    require(step_.ids[r] >= 0, "a row waits for a token that no step has sampled");
-    require(!program_->vocabulary_ || step_.ids[r] < program_->vocabulary_, "a sampled token is not in the model's vocabulary");
-  }
+  for (size_t r = 0; r < step_.ids.size(); r++)
+    if (step_.ids[r] < 0) step_.ids[r] = known_by_now(step_.ids[r], size_t(step_.sequences[r]));
   for (size_t b = 0; b < program_->shapes_.size(); b++)
     program_->buffers_[b].reserve(program_->shapes_[b], size_t(std::max(rows(int(b)), 1)));
   for (const auto& i : program_->instructions_) {
@@ -55,6 +51,18 @@ void StepJob::begin() {
     attention_.try_emplace(key, step_.positions, step_.sequences, i.whole[2], kv.heads, threads_).first->second.reserve(queries(i), kv.padded);
   }
   drawn_.resize(step_.draws.size());
+  for (int at = 0; const auto& d : step_.draws) {
+    first_.push_back(at);
+    at += 1 + d.drafts;
+  }
+}
+
+// The token that an id under 0 stands for.
+int32_t StepJob::known_by_now(int32_t id, size_t sequence) const {
+  const int32_t token = id == -1 ? slots_->last(step_.slots[sequence]) : slots_->guess(step_.guesses[sequence], size_t(-2 - id));
+  require(token >= 0, "a row waits for a token that no step has sampled");
+  require(!program_->vocabulary_ || token < program_->vocabulary_, "a sampled token is not in the model's vocabulary");
+  return token;
 }
 
 std::vector<int> StepJob::stages() {
@@ -63,10 +71,6 @@ std::vector<int> StepJob::stages() {
   for (const auto& i : program_->instructions_) counts.push_back(tiles(i));
   counts.push_back(int(step_.draws.size()));
   return counts;
-}
-
-void StepJob::end() {
-  for (size_t s = 0; s < drawn_.size(); s++) slots_->push(step_.draws[s].slot, drawn_[s].token);
 }
 
 // --- from stages and tiles to instructions and rows --------------------------------------------------------------------------
@@ -105,7 +109,7 @@ int StepJob::tiles(const Instruction& i) {
 }
 
 void StepJob::run(int stage, int tile, int worker) {
-  if (size_t(stage) == program_->instructions_.size()) return draw_row(tile);
+  if (size_t(stage) == program_->instructions_.size()) return draw_rows(tile);
   const Instruction& i = program_->instructions_[size_t(stage)];
   switch (i.op) {
     case Op::Linear: return linear(i, tile);
@@ -347,9 +351,16 @@ void StepJob::output(const Instruction& i) {
   outputs_[i.text].assign(x, x + size_t(rows(i.in[0])) * size_t(shape(i.in[0]).width));
 }
 
-void StepJob::draw_row(int tile) {
+// A draft is right if it is the token that its place would have got without it; what follows a wrong one is not looked at.
+void StepJob::draw_rows(int tile) {
   const int logits = program_->logits_;
-  drawn_[size_t(tile)] = draw(program_->kernels_, row(logits, tile), shape(logits).width, step_.draws[size_t(tile)], *slots_);
+  DrawRow at = step_.draws[size_t(tile)];
+  for (int i = 0; i <= step_.draws[size_t(tile)].drafts; i++, at.position++) {
+    const size_t sampled = size_t(first_[size_t(tile)] + i);
+    const auto& result = drawn_[size_t(tile)].emplace_back(draw(program_->kernels_, row(logits, int(sampled)), shape(logits).width, at, *slots_));
+    slots_->push(at.slot, result.token);
+    if (i < at.drafts && step_.ids[size_t(step_.sampled[sampled]) + 1] != result.token) return;
+  }
 }
 
 }  // namespace pagoda

@@ -17,11 +17,11 @@ class StepJob : public Job {
   StepJob(std::shared_ptr<Program> program, std::shared_ptr<KVStore> kv, std::shared_ptr<Slots> slots, Step step, int threads);
   std::vector<int> stages() override;
   void run(int stage, int tile, int worker) override;
-  void end() override;
 
   const std::map<std::string, std::vector<float>>& outputs() const { return outputs_; }
   const std::map<std::string, int>& widths() const { return widths_; }
-  const std::vector<DrawResult>& drawn() const { return drawn_; }
+  // Of each draw, its tokens: those of drafts as long as the drafts are right, and one more.
+  const std::vector<std::vector<DrawResult>>& drawn() const { return drawn_; }
 
  private:
   const BufferShape& shape(int buffer) const { return program_->shapes_[size_t(buffer)]; }
@@ -32,6 +32,7 @@ class StepJob : public Job {
   AttentionPlan& plan(const Instruction& i) { return attention_.at({i.whole[0], i.whole[2]}); }
 
   void begin();
+  int32_t known_by_now(int32_t id, size_t sequence) const;
   int tiles(const Instruction& i);
   int rows_of(const Instruction& i) const;
   // One row of a row-wise instruction.
@@ -49,7 +50,7 @@ class StepJob : public Job {
   // A query head's output, out of the merged partials.
   void finish(const Instruction& i, const KVPages& kv, const Partial& state, int head, float* out) const;
   void output(const Instruction& i);
-  void draw_row(int tile);
+  void draw_rows(int tile);
 
   std::shared_ptr<Program> program_;
   std::shared_ptr<KVStore> kv_;
@@ -60,7 +61,8 @@ class StepJob : public Job {
   std::vector<std::vector<float>> scratch_;  // per worker
   std::map<std::string, std::vector<float>> outputs_;
   std::map<std::string, int> widths_;
-  std::vector<DrawResult> drawn_;
+  std::vector<std::vector<DrawResult>> drawn_;
+  std::vector<int> first_;  // of each draw, its first sampled row
 };
 
 }  // namespace pagoda

@@ -313,8 +313,8 @@ TEST("program", draws_feed_the_steps_behind_them) {
   }
   jobs.back()->wait();
   for (size_t p = 0; p < kTokens; p++) {
-    CHECK(jobs[p]->drawn().size() == 1 && jobs[p]->drawn()[0].token == expected[p + 1]);
-    CHECK(jobs[p]->drawn()[0].top_ids.size() == 2);
+    CHECK(jobs[p]->drawn().size() == 1 && jobs[p]->drawn()[0].size() == 1);
+    CHECK(jobs[p]->drawn()[0][0].token == expected[p + 1] && jobs[p]->drawn()[0][0].top_ids.size() == 2);
   }
   CHECK(slots->output(2) == std::vector<int32_t>(expected.begin() + 1, expected.end()));
 }

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from pagoda.errors import EngineDied, PagodaError
-from pagoda.types import FinishReason, GenerateRequest, Timings, TokenEvent, TokenLogprob
+from pagoda.types import CacheExplanation, FinishReason, GenerateRequest, Timings, TokenEvent, TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,8 @@ class Choice:
     completion_tokens: int
     cached_tokens: int
     timings: Timings | None
+    cache: CacheExplanation | None = None
+    """What the cache had of the prompt."""
 
     @property
     def tpot(self) -> float | None:
@@ -155,6 +157,7 @@ def _choice(index: int, parts: _Parts) -> Choice:
         completion_tokens=last.completion_tokens,
         cached_tokens=last.cached_tokens,
         timings=last.timings,
+        cache=last.cache,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
 from pagoda.errors import InvalidConfig
@@ -88,13 +89,32 @@ class SchedulerConfig:
     """Most requests waiting or running; one more is refused."""
     stall_s: float = 30.0
     """Seconds without progress after which the engine is declared dead."""
+    speculate: str = "auto"
+    """Whose guesses of next tokens steps verify, where that pays.
+
+    auto, ngram: what followed the same words before; self:K: that, and the model's first K layers; draft:MODEL: that,
+    and a smaller model of the same vocabulary; off: nobody's.
+    """
     prefix_cache: bool = True
     """Keep the KV of what was computed, and find it again as the beginning of later prompts."""
+    warm: str | None = None
+    """A file of openings, a JSON object on each line, that are computed and pinned before the first request is served.
+
+    docs/http.md has its form.
+    """
 
     def __post_init__(self) -> None:
         """Check every range."""
         for name in ("max_num_seqs", "chunk", "steps_in_flight", "max_queued", "stall_s"):
             _positive(name, getattr(self, name))
+        if not re.fullmatch(r"auto|ngram|off|self:[1-9]\d{0,3}|draft:.+", self.speculate):
+            raise InvalidConfig(
+                f"speculate must be auto, ngram, self:K (K layers), draft:MODEL or off, got {self.speculate!r}"
+            )
+        if self.warm is not None and not self.prefix_cache:
+            raise InvalidConfig(
+                f"warm names {self.warm}, and without prefix_cache nothing can be kept: drop one of them"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +140,8 @@ class ServerConfig:
     """Cap on the output of any one choice, whatever the request says."""
     max_body_bytes: int = 8 * 1024 * 1024
     """Longest request body read."""
+    tenant_pin_tokens: int = 4096
+    """Most tokens that one tenant may have pinned for itself; an administrator's pins are bounded by the pages only."""
 
     def __post_init__(self) -> None:
         """Check every range."""
@@ -127,3 +149,4 @@ class ServerConfig:
             raise InvalidConfig(f"port must be 0 to 65535, got {self.port}")
         _positive("max_output_tokens", self.max_output_tokens)
         _positive("max_body_bytes", self.max_body_bytes)
+        _positive("tenant_pin_tokens", self.tenant_pin_tokens)

@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, closing
+from contextlib import ExitStack, aclosing, closing
 from dataclasses import dataclass, fields
 from itertools import count
 from pathlib import Path
@@ -19,12 +19,14 @@ from types import TracebackType
 from typing import Any, Protocol, Self, TypedDict, Unpack
 
 from pagoda.backends.machine import free_memory
-from pagoda.catalog import BUILTINS, Progress, open_model
+from pagoda.catalog import BUILTINS, AnyModel, Progress, open_model
 from pagoda.completion import Completion, Gather, gather, raise_failure
 from pagoda.config import EngineConfig, MachineConfig, ModelConfig, SchedulerConfig
 from pagoda.engine import Engine, Runner, iterate, stream, validate
 from pagoda.errors import InvalidConfig, InvalidRequest
+from pagoda.explain import PrefixExplanation, explain_prefix
 from pagoda.obs.observer import NoObserver, Observer
+from pagoda.openings import Warming, read_openings
 from pagoda.runner.load import load_runner
 from pagoda.runner.sizing import Sizing, size
 from pagoda.text.tokenizer import Tokenizer
@@ -52,6 +54,8 @@ class EngineOptions(TypedDict, total=False):
     max_queued: int
     stall_s: float
     prefix_cache: bool
+    warm: str | None
+    speculate: str
 
 
 def engine_config(model: str, **options: Unpack[EngineOptions]) -> EngineConfig:
@@ -109,12 +113,19 @@ def open_engine(config: EngineConfig, observer: Observer = _NOBODY, progress: Pr
         UnknownModel, ModelError, MemoryLimit: the model cannot be loaded here.
     """
     name = config.model.model
-    with open_model(name, progress=progress, quantize=config.model.quantize) as model_file:
-        sizing = size(model_file, config, free_memory())
+    with ExitStack() as files:
+        model_file = open_model(name, progress=progress, quantize=config.model.quantize)
+        files.callback(model_file.close)
+        kind, _, drafter_name = config.scheduler.speculate.partition(":")
+        drafter: AnyModel | None = None
+        if kind == "draft":
+            drafter = open_model(drafter_name, progress=progress)
+            files.callback(drafter.close)
+        sizing = size(model_file, config, free_memory(), drafter)
         # Both at once: packing needs the cores but not the GIL, the tokenizer the GIL.
         with ThreadPoolExecutor(1) as beside:
             tokenizing = beside.submit(Tokenizer.from_metadata, model_file.metadata)
-            runner = load_runner(model_file, config, sizing)
+            runner = load_runner(model_file, config, sizing, drafter)
             tokenizer = tokenizing.result()
     engine = Engine(runner, tokenizer, config.scheduler, observer)
     engine.start()
@@ -160,7 +171,7 @@ class LLM:
         options: See `EngineOptions`; each field is described in `pagoda.config`.
 
     Raises:
-        InvalidConfig, UnknownModel, ModelError, MemoryLimit: the model cannot be loaded as asked.
+        InvalidConfig, UnknownModel, ModelError, MemoryLimit: the model cannot be loaded, or not be warmed, as asked.
     """
 
     def __init__(
@@ -168,8 +179,16 @@ class LLM:
     ) -> None:
         began = time.monotonic()
         self.config = engine_config(model, **options)
+        warm = self.config.scheduler.warm
+        openings = read_openings(warm) if warm is not None else []
         self._opened = open_engine(self.config, progress=progress)
         self._engine = self._opened.engine
+        if warm is not None:
+            try:
+                Warming(self.tokenizer, openings, warm).run(self._engine)
+            except BaseException:
+                self._opened.close()
+                raise
         self._ids = count()
         self._closed = False
         self.load_s = time.monotonic() - began
@@ -215,6 +234,14 @@ class LLM:
             EngineDied: the engine failed, or was closed.
         """
         return self.generate(self.tokenizer.encode_chat(messages), params)[0]
+
+    def explain(self, completion: Completion) -> PrefixExplanation | None:
+        """How much of a completion's prompt was found in the cache, and why no more; None if it was never admitted."""
+        cache, capacity = completion.choices[0].cache, self._engine.capacity
+        if cache is None:
+            return None
+        speed = self._engine.prompt_token_s()
+        return explain_prefix(self.tokenizer, completion.prompt, cache, capacity.page_size, len(capacity.pages), speed)
 
     def stream(self, prompt: Prompt | Sequence[Message], params: SamplingParams | None = None) -> Stream:
         """Events as they come, up to the last of each choice. Closing the stream cancels the request.

@@ -12,6 +12,10 @@ from pagoda.types import SamplingParams, TokenLogprob
 
 LAST = -1
 """In `Chunk.tokens`: the token that the latest plan in flight will produce for this sequence."""
+MOST_OF_STEP = 64
+"""Drafts of all sequences in one step: each has a row of logits."""
+GUESS = -2
+"""In `Chunk.tokens`, of drafts: the token that the runner's own drafter finds likeliest there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +50,22 @@ class Chunk:
     start: int
     """Absolute position of the first token: how many of the sequence are computed already."""
     tokens: tuple[int, ...]
-    """Token ids, at least one; `LAST` may stand alone."""
+    """Token ids, at least one; `LAST` may stand alone or before drafts."""
     pages: tuple[tuple[int, ...], ...]
     """The page table of each KV group: page numbers that cover positions 0 to start + len(tokens) - 1."""
     samples: bool
-    """Whether the last token's logits are sampled: it is the last one known."""
+    """Whether the last known token's logits are sampled: the last of `tokens` but for drafts."""
+    drafts: int = 0
+    """How many of the last tokens are drafts, to be verified. No plan behind has a chunk of this sequence before the
+    result is there: only then is it known how many were right.
+    """
+    drafter: str = ""
+    """Whose drafts they are."""
 
     @property
     def end(self) -> int:
-        """How many tokens of the sequence are computed after this step."""
-        return self.start + len(self.tokens)
+        """How many tokens of the sequence are computed after this step, and known to be its own."""
+        return self.start + len(self.tokens) - self.drafts
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +86,15 @@ class StepPlan:
         """Tokens computed in this step."""
         return sum(len(chunk.tokens) for chunk in self.chunks)
 
+    @property
+    def drafts(self) -> int:
+        """Drafts among them."""
+        return sum(chunk.drafts for chunk in self.chunks)
+
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """The token that one chunk produced."""
+    """A token that a chunk produced."""
 
     sequence: int
     token: int
@@ -93,9 +108,11 @@ class StepResult:
 
     number: int
     sampled: tuple[Sampled, ...]
-    """One for each chunk that samples, in the plan's order."""
+    """For each chunk that samples, in the plan's order: one token, or one more than drafts of it were right."""
     seconds: float
     """How long the machine room worked on it."""
+    guessing: float = 0.0
+    """How much of that its own drafter took."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,3 +129,5 @@ class Capacity:
     """Token ids run from 0 to this, exclusive."""
     fingerprint: str
     """Of the weights, formats and arithmetic: outputs are a function of it and of the request."""
+    unit_bytes: int = 0
+    """Bytes of one page of every KV group; 0 if a runner's pages are only numbers."""

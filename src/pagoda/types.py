@@ -108,6 +108,8 @@ class GenerateRequest:
     """When the client's request came in, in seconds of `time.monotonic()`: TTFT counts from here."""
     tenant: str = ""
     """Whose request it is: prefixes are shared within a tenant."""
+    speculate: bool = True
+    """Whether drafts may be verified for it. Changes no output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +155,8 @@ class CacheExplanation:
     """Tokens found: the match ended at this position."""
     cause: CacheCause
     """Why it ended there; never OTHER_KEY."""
+    instead: tuple[int, ...] = ()
+    """The first tokens that this tenant's own prefixes have there instead, if they go on: never another tenant's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,11 +166,17 @@ class PinInfo:
     id: int
     owner: str
     """The tenant who pinned it."""
+    shared: bool
+    """Whether it serves every tenant; else it serves its owner."""
+    name: str
+    """What the owner calls it; may be empty."""
+    created: float
+    """When, in seconds of Unix time."""
     tokens: int
     pages: int
     """KV pages it holds, of all groups together; pins that share a beginning share its pages."""
     hits: int
-    """Admissions that found it whole."""
+    """Admissions that found it whole, of the tenants that it serves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,5 +226,9 @@ class TokenEvent:
     """On the last event, if the request was admitted."""
     timings: Timings | None = None
     """On the last event."""
+    accepted_drafts: int = 0
+    """On the last event: drafts that were right, each a token without a step of its own."""
+    rejected_drafts: int = 0
+    """On the last event: drafts that were wrong."""
     error: PagodaError | None = field(default=None, compare=False)
     """On the last event, if `finish` is ERROR."""

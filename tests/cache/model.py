@@ -32,11 +32,14 @@ class Model:
         self.lines: dict[int, Line] = {}
         self.kept: set[tuple[str, tuple[int, ...]]] = set()
         self.evicted: set[tuple[str, tuple[int, ...]]] = set()
-        self.pins: dict[int, tuple[int, ...]] = {}
+        self.pins: dict[int, tuple[str | None, tuple[int, ...]]] = {}
+        """Whom each serves (None: all), and its tokens."""
         self.memory: dict[tuple[int, int, int], tuple[int, ...]] = {}
         self.seen: dict[int, tuple] = {}
         self.names = 0
-        self.counts = dict.fromkeys([*CacheCause, "evicted pages", "refused", "partial", "copies", "other's pin"], 0)
+        self.counts = dict.fromkeys(
+            [*CacheCause, "evicted pages", "refused", "partial", "copies", "other's pin", "not for others"], 0
+        )
 
     # Choices.
 
@@ -77,16 +80,24 @@ class Model:
         """The longest common prefix over all strings, and whether the cause is true."""
         most = len(tokens) - 1
         own = [s for k, s in self.kept if k == key]
-        pinned = list(self.pins.values())
+        pinned = [s for k, s in self.pins.values() if k in (None, key)]
         mine, theirs = (max([common(s, tokens, most) for s in ss], default=0) for ss in (own, pinned))
         length = max(mine, theirs)
         assert match.length == length, f"{match} for {tokens}"
         self.counts[match.cause] += 1
         self.counts["other's pin"] += theirs > mine
+        self.counts["not for others"] += length < max(
+            [common(s, tokens, most) for k, s in self.pins.values() if k != key], default=0
+        )
         goes_on = any(len(s) > length and s[:length] == tokens[:length] for s in (pinned if theirs > mine else own))
         assert (match.cause is CacheCause.WHOLE) == (length == most)
         if match.cause is not CacheCause.WHOLE:
             assert match.differs == goes_on
+        if match.instead:
+            ahead = tokens[:length] + match.instead
+            visible = own + [s for k, s in self.pins.values() if k == key]
+            assert any(s[: len(ahead)] == ahead for s in visible), "told of what is not this key's own"
+            assert match.instead[0] != tokens[length]
         if match.cause is CacheCause.EVICTED:
             assert any(k == key and s[: length + 1] == tokens[: length + 1] for k, s in self.evicted)
         if match.cause is CacheCause.OTHER_KEY:
@@ -192,18 +203,25 @@ class Model:
         if not fits:
             return
         there = any(s[: len(string)] == string for k, s in self.kept if k == key)
-        there |= any(s[: len(string)] == string for s in self.pins.values())
-        info = self.cache.pin(self.names, key, string)
+        there |= any(s[: len(string)] == string for k, s in self.pins.values() if k in (None, key))
+        shared = bool(draw(0, 1))
+        info = self.cache.pin(self.names, key, string, shared)
         assert (info is not None) == there
         if info is not None:
-            assert (info.tokens, info.owner, info.hits) == (len(string), key, 0)
-            self.pins[self.names] = string
+            assert (info.tokens, info.owner, info.shared, info.hits) == (len(string), key, shared, 0)
+            self.pins[self.names] = (None if shared else key, string)
         self.names += 1
 
     def unpin(self, draw: Draw) -> None:
         number = draw(0, self.names)
         assert self.cache.unpin(number) == (number in self.pins)
         self.pins.pop(number, None)
+
+    def clear(self, draw: Draw) -> None:
+        if not draw(0, 9):
+            self.cache.clear()
+            self.see_evictions(True)
+            assert self.cache.idle == 0, "something is kept that nobody uses"
 
     # What can be seen.
 
@@ -245,28 +263,25 @@ class Model:
         used = [len(self.in_use(group)) for group in range(len(self.pages))]
         assert self.cache.used == sum(used)
         assert self.cache.available == min(count - u for count, u in zip(self.pages, used, strict=True))
-        assert {(pin.id, pin.tokens) for pin in self.cache.pins()} == {(n, len(s)) for n, s in self.pins.items()}
-        assert self.cache.fixed == len(self.pages) * len(
-            {
-                s[: end + 1] if end < len(s) else s
-                for s in self.pins.values()
-                for end in range(self.size - 1, len(s), self.size)
-            }
-            | {s for s in self.pins.values() if len(s) % self.size and not self.covered(s)}
-        )
+        assert {(pin.id, pin.tokens) for pin in self.cache.pins()} == {(n, len(s)) for n, (_, s) in self.pins.items()}
+        strings = {key: {s for k, s in self.pins.values() if k == key} for key in (None, *KEYS)}
+        least, most = self.pinned(set().union(*strings.values())), sum(map(self.pinned, strings.values()))
+        assert len(self.pages) * least <= self.cache.fixed <= len(self.pages) * most
 
-    def covered(self, string):
-        """Whether a pin's tail lies within another pin's page."""
-        return any(len(s) > len(string) and s[: len(string)] == string for s in self.pins.values())
+    def pinned(self, strings):
+        """How many pages of one group hold these pins, if no page is there twice."""
+        whole = {s[: end + 1] for s in strings for end in range(self.size - 1, len(s), self.size)}
+        covered = {s for s in strings if any(len(t) > len(s) and t[: len(s)] == s for t in strings)}
+        return len(whole | {s for s in strings - covered if len(s) % self.size})
 
 
-OPERATIONS = ("admit", "write", "write", "write", "commit", "commit", "fork", "release", "pin", "unpin")
+OPERATIONS = ("admit", "write", "write", "write", "commit", "commit", "fork", "release", "pin", "unpin", "clear")
 
 
 def step(model: Model, draw: Draw) -> None:
     """One operation, whichever is drawn and possible."""
     name = OPERATIONS[draw(0, len(OPERATIONS) - 1)]
-    if name not in ("admit", "pin", "unpin") and not model.lines:
+    if name not in ("admit", "pin", "unpin", "clear") and not model.lines:
         name = "admit"
     if name == "admit" and len(model.lines) >= 6:
         name = "release"

@@ -140,7 +140,7 @@ def test_an_evicted_prefix_is_remembered_for_its_own_key_only():
 def test_a_pinned_prefix_is_shared_by_keys_and_what_follows_is_not():
     cache = KVCache([8], page_size=4)
     run(cache, 0, A[:6], key="admin")
-    info = cache.pin(1, "admin", A[:6])
+    info = cache.pin(1, "admin", A[:6], True)
     assert (info.tokens, info.pages) == (6, 2)
     assert run(cache, 2, A[:12], key="a") == 6
     assert cache.match("a", A[:13]).length == 12
@@ -154,8 +154,8 @@ def test_a_pinned_prefix_is_shared_by_keys_and_what_follows_is_not():
 def test_what_is_not_there_cannot_be_pinned():
     cache = KVCache([8], page_size=4)
     run(cache, 0, A[:6])
-    assert cache.pin(1, "", A[:7]) is None
-    assert cache.pin(1, "another", A[:6]) is None
+    assert cache.pin(1, "", A[:7], True) is None
+    assert cache.pin(1, "another", A[:6], True) is None
     assert not cache.unpin(1)
 
 

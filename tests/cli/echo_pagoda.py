@@ -14,7 +14,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import pagoda.llm
 from pagoda.cli import main
-from server.fakes import ByteTokenizer, EchoEngine
+from pagoda.engine import Engine
+from pagoda.obs.observer import NoObserver
+from server.fakes import ByteTokenizer, EchoEngine, EchoRunner
+
+_NOBODY = NoObserver()
 
 
 def option(name: str) -> float:
@@ -28,15 +32,19 @@ def option(name: str) -> float:
 
 
 def open_echo(step_s: float = 0.0, killable: bool = False) -> Any:
-    def open_engine(config: Any, *_: Any, **__: Any) -> pagoda.llm.Opened:
+    def open_engine(config: Any, observer: Any = _NOBODY, *_: Any, **__: Any) -> pagoda.llm.Opened:
         if config.model.model == "slow-to-load":
             print("loading", file=sys.stderr, flush=True)
             time.sleep(60)
+        runner: Any = SimpleNamespace(close=lambda: None)
         engine: Any = EchoEngine(step_s=step_s)
+        if config.model.model == "real-engine":
+            runner = EchoRunner()
+            runner.step_s = step_s
+            engine = Engine(runner, ByteTokenizer(), config.scheduler, observer)  # type: ignore[arg-type]
         engine.start()
         if killable:
             signal.signal(signal.SIGUSR1, lambda *_: threading.Thread(target=engine.kill).start())
-        runner: Any = SimpleNamespace(close=lambda: None)
         return pagoda.llm.Opened(engine, ByteTokenizer(), "echo", runner)  # type: ignore[arg-type]
 
     return open_engine

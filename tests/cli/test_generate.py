@@ -49,6 +49,18 @@ def test_json_is_the_last_line(invoke: Callable[..., Any]) -> None:
     assert 0 <= timings["ttft_s"] <= timings["total_s"]
 
 
+def test_why_is_told_on_standard_error(invoke: Callable[..., Any]) -> None:
+    result = invoke("generate", "hello", "--raw", "--explain", "--model", "real-engine")
+    assert result.stdout == "[0]hello\n"
+    assert result.stderr.splitlines() == [
+        "cache: 0 of 5 prompt tokens found, in 0 pages",
+        'cache: nothing that begins so is kept (never_seen), at character 0: "|hello"',
+    ]
+    off = invoke("generate", "hello", "--raw", "--explain", "--json", "--no-prefix-cache", "--model", "real-engine")
+    (why,) = json.loads(off.stdout.splitlines()[-1])["explain"]["cache"]
+    assert (why["cause"], why["matched_tokens"], why["prompt"]) == ("off", 0, "|hello")
+
+
 def test_a_drawn_seed_is_told(invoke: Callable[..., Any]) -> None:
     seeds = {json.loads(invoke("generate", "x", "--json").stdout.splitlines()[-1])["seed"] for _ in range(3)}
     assert len(seeds) > 1
@@ -113,7 +125,7 @@ def test_help_is_light() -> None:
         assert command in done.stdout
 
 
-@pytest.mark.parametrize("command", ["generate", "chat", "serve", "pull", "doctor", "plan"])
+@pytest.mark.parametrize("command", ["generate", "chat", "serve", "pull", "doctor", "plan", "cache"])
 def test_help_teaches_by_example(invoke: Callable[..., Any], command: str) -> None:
     result = invoke(command, "--help")
     assert result.exit_code == 0

@@ -124,7 +124,15 @@ def test_bytes(text: str, size: int) -> None:
 
 
 def test_bad_options(invoke: Callable[..., Any]) -> None:
-    for arguments in (("--page-size", "7"), ("--kv-format", "int3"), ("--port", "70000"), ("--max-num-seqs", "0")):
+    for arguments in (
+        ("--page-size", "7"),
+        ("--kv-format", "int3"),
+        ("--port", "70000"),
+        ("--max-num-seqs", "0"),
+        ("--tenant-pin-tokens", "0"),
+        ("--warm", "nowhere"),
+        ("--warm", "x", "--no-prefix-cache"),
+    ):
         result = invoke("serve", *arguments)
         assert result.exit_code == 1, arguments
         assert result.stderr.startswith("pagoda: ")

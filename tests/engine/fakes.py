@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from zlib import crc32
 
 from pagoda.engine import validate
+from pagoda.engine.speculation.drafter import Guess
 from pagoda.plan import LAST, Capacity, Sampled, StepPlan, StepResult
 from pagoda.types import FinishReason, SamplingParams, TokenLogprob
 
@@ -63,6 +64,42 @@ def expected(prompt, params, choice):
             return output, text, FinishReason.LENGTH
 
 
+class Oracle:
+    """A drafter that knows the fake model, and is wrong at some places."""
+
+    name = "oracle"
+    seconds = 0.0
+    blind = False
+
+    def __init__(self, wrong=3):
+        self.wrong = wrong
+        self.asked = self.right = 0
+
+    def follow(self, sequence, most):
+        return 0
+
+    def guess(self, sequence, most):
+        params, tokens = sequence.state.request.params, list(sequence.tokens(0, sequence.values))
+        for _ in range(sequence.pending + most):
+            tokens.append(next_token(tokens, params, sequence.choice))
+        guessed = tokens[sequence.known :]
+        for i, token in enumerate(guessed):
+            if (sequence.known + i) % self.wrong == self.wrong - 1:
+                guessed[i] = (token + 1) % VOCABULARY
+        return Guess(tuple(guessed), (0.5,) * len(guessed))
+
+    def verified(self, sequence, asked, right):
+        assert 0 <= right <= asked
+        self.asked += asked
+        self.right += right
+
+    def forget(self, sequence):
+        pass
+
+    def check(self):
+        pass
+
+
 @dataclass
 class Line:
     """What the fake runner remembers of a sequence."""
@@ -99,6 +136,9 @@ class FakeRunner:
         assert len(plan.chunks) <= self.max_num_seqs
         assert len({chunk.sequence for chunk in plan.chunks}) == len(plan.chunks), "two chunks of one sequence"
         assert not set(plan.ends) & {chunk.sequence for chunk in plan.chunks}
+        assert not {c.sequence for flight in self.flights for c in flight.chunks if c.drafts} & {
+            c.sequence for c in plan.chunks
+        }, "a sequence goes on before it is known how many drafts were right"
         self.plans.append(plan)
         self.flights.append(plan)
         assert len(self.flights) <= self.steps_in_flight
@@ -125,12 +165,13 @@ class FakeRunner:
             assert len(chunk.pages) == len(self.capacity.pages)
             assert chunk.start <= line.computed or chunk.sequence not in self.met, "positions are contiguous"
             line.computed = chunk.end
+            end = chunk.start + len(chunk.tokens)
             self.met.add(chunk.sequence)
             for group, table in enumerate(chunk.pages):
-                assert len(table) == -(-chunk.end // size), "pages cover the positions, and no more"
+                assert len(table) == -(-end // size), "pages cover the positions, and no more"
                 assert len(set(table)) == len(table)
                 assert all(0 <= page < self.capacity.pages[group] for page in table)
-                mine = {(group, table[p // size]) for p in range(chunk.start, chunk.end)}
+                mine = {(group, table[p // size]) for p in range(chunk.start, end)}
                 assert not mine & written, "two sequences write to one page"
                 written |= mine
                 for offset in range(len(ids)):
@@ -140,13 +181,16 @@ class FakeRunner:
         sampled = []
         for chunk, prefix in zip(plan.chunks, prefixes, strict=True):
             line = self.lines[chunk.sequence]
-            for position in range(chunk.end):
+            for position in range(len(prefix)):
                 assert self.read(chunk.pages, position) == prefix[: position + 1], "a slot was overwritten"
             assert prefix[: len(line.prompt)] == line.prompt[: len(prefix)], "another sequence's prompt"
-            if chunk.samples:
-                line.last = next_token(prefix, line.params, line.choice)
-                logprob = TokenLogprob(line.last, -float(len(prefix))) if line.params.logprobs is not None else None
+            for end in range(chunk.end, len(prefix) + 1) if chunk.samples else ():
+                line.last = next_token(prefix[:end], line.params, line.choice)
+                logprob = TokenLogprob(line.last, -float(end)) if line.params.logprobs is not None else None
                 sampled.append(Sampled(chunk.sequence, line.last, logprob))
+                if prefix[end : end + 1] != (line.last,):
+                    break
+                line.computed = end + 1
         for end in plan.ends:
             del self.lines[end]
             self.gone.add(end)
@@ -156,8 +200,9 @@ class FakeRunner:
     def resolve(self, chunk):
         if LAST not in chunk.tokens:
             return chunk.tokens
-        assert chunk.tokens == (LAST,), "LAST stands alone"
-        return (self.lines[chunk.sequence].last,)
+        assert chunk.tokens.index(LAST) == 0
+        assert len(chunk.tokens) == 1 + chunk.drafts, "LAST stands alone or before drafts"
+        return (self.lines[chunk.sequence].last, *chunk.tokens[1:])
 
     def read(self, pages, position):
         """The prefix that the slot of a position holds: the same in every group."""
@@ -188,6 +233,9 @@ def capacity(pages=(64,), page_size=4, max_model_len=64):
     return Capacity(tuple(pages), page_size, max_model_len, VOCABULARY, "fake")
 
 
-def request(capacity, prompt=(1, 2, 3), request_id="r", arrival=0.0, tenant="", **params):
+def request(capacity, prompt=(1, 2, 3), request_id="r", arrival=0.0, tenant="", speculate=True, **params):
     params.setdefault("seed", 0)
-    return validate(prompt, SamplingParams(**params), capacity, request_id=request_id, arrival=arrival, tenant=tenant)
+    return validate(
+        prompt, SamplingParams(**params), capacity, request_id=request_id, arrival=arrival, tenant=tenant,
+        speculate=speculate,
+    )  # fmt: skip

@@ -9,6 +9,7 @@ import pytest
 
 from pagoda.config import SchedulerConfig
 from pagoda.engine import Engine, stream
+from pagoda.engine.prompt_speed import PromptSpeed
 from pagoda.errors import EngineDied, InvalidRequest, MemoryLimit
 from pagoda.types import CacheCause
 
@@ -42,8 +43,8 @@ class Driver:
         assert ("".join(e.text for e in events), events[-1].finish) == (text, reason)
         return events[-1]
 
-    def pin(self, prompt, owner=""):
-        pinned = self.engine.pin(prompt, owner)
+    def pin(self, prompt, owner="", **options):
+        pinned = self.engine.pin(prompt, owner, **options)
         self.turn()
         return pinned.result(0)
 
@@ -64,6 +65,64 @@ def test_a_pin_is_held_whole_and_found_by_every_tenant():
     assert driver.ask((*SYSTEM, 1, 2), "a").cached_tokens == 19
     assert driver.ask(SYSTEM, "c").cached_tokens == 17
     assert [p.hits for p in driver.engine.list_pins()] == [3], "the last one used it all but a token"
+
+
+def test_a_pin_that_is_not_shared_serves_its_owner_only():
+    """Neither what is found nor what is counted tells one tenant of another."""
+    driver = Driver()
+    pin = driver.pin(SYSTEM, "a", shared=False, name="mine")
+    assert (pin.shared, pin.name, pin.owner) == (False, "mine", "a")
+    driver.crowd()
+    event = driver.ask((*SYSTEM, 1, 2), "b")
+    assert (event.cached_tokens, event.cache.cause, event.cache.instead) == (0, CacheCause.NEVER_SEEN, ())
+    assert driver.ask((*SYSTEM, 1, 2), "b").cached_tokens == 19, "its own"
+    assert driver.ask((*SYSTEM, 1, 2), "a").cached_tokens == 18
+    assert [p.hits for p in driver.engine.list_pins()] == [1], "tenant b's are none of tenant a's affair"
+
+
+def test_pins_of_one_prefix_come_and_go_by_themselves():
+    driver = Driver()
+    mine, everyones = driver.pin(SYSTEM, "a", shared=False), driver.pin(SYSTEM, "admin")
+    driver.crowd()
+    assert driver.ask((*SYSTEM, 1), "b").cached_tokens == 18
+    driver.engine.unpin(everyones.id)
+    driver.turn()
+    driver.crowd()
+    assert driver.ask((*SYSTEM, 1), "c").cached_tokens == 0
+    assert driver.ask((*SYSTEM, 1), "a").cached_tokens == 18
+    driver.engine.unpin(mine.id)
+    driver.turn()
+    driver.crowd()
+    assert driver.ask((*SYSTEM, 1), "a").cached_tokens == 0
+
+
+def test_clearing_leaves_pins_and_what_is_in_use():
+    driver = Driver()
+    driver.pin(SYSTEM, "admin")
+    driver.ask((1,) * 9, "a")
+    driver.engine.submit(request(CAPACITY, (2,) * 12, "open", max_tokens=2), lambda _: None)
+    driver.engine._take_orders()
+    driver.engine._step()
+    driver.engine.clear_cache()
+    driver.engine._take_orders()
+    driver.engine._roster.check()
+    report = driver.engine.cache_report()
+    assert (report.cached, report.pinned) == (0, 5)
+    assert report.used > 0
+    driver.turn()
+    event = driver.ask((1,) * 9, "a")
+    assert (event.cached_tokens, event.cache.cause) == (0, CacheCause.EVICTED)
+    assert driver.ask((*SYSTEM, 1), "b").cached_tokens == 18
+
+
+def test_the_speed_of_prompts_is_that_of_steps_with_many_rows():
+    speed = PromptSpeed()
+    speed.add(8, 1.0)
+    assert speed.token_s is None
+    for _ in range(50):
+        speed.add(100, 0.2)
+        speed.check()
+    assert speed.token_s == pytest.approx(0.002)
 
 
 def test_a_pin_costs_no_page_twice():

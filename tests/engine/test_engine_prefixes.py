@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -28,7 +31,7 @@ def played(asks, **shape):
 
 
 def explained(traffic):
-    return [traffic.events[str(i), 0][-1].cache for i in range(len(traffic.asks))]
+    return [replace(traffic.events[str(i), 0][-1].cache, instead=()) for i in range(len(traffic.asks))]
 
 
 def cached(traffic):
@@ -182,6 +185,20 @@ def test_each_cause_is_told():
     assert traffic.observer.matches["5"] == (0, CacheCause.OTHER_KEY), "the counters know what clients are not told"
 
 
+def test_what_is_kept_instead_is_told_of_ones_own_prefixes_only():
+    """TensorRT-LLM#8813: text of other prompts appears."""
+    other, mine = (*LONG[:20], 8, 8, 8, 8), (*LONG[:20], 9, 9, 9, 9)
+    asks = [
+        *later(other, tenant="b", max_tokens=1), Ask((*LONG[:20], 7), 1, at=60, tenant="a"),
+        Ask(mine, 1, at=120, tenant="a"), Ask((*LONG[:20], 1, 2), 1, at=180, tenant="a"),
+    ]  # fmt: skip
+    traffic = played(asks)
+    told = [traffic.events[str(i), 0][-1].cache for i in range(4)]
+    assert told[1] == CacheExplanation(0, CacheCause.NEVER_SEEN)
+    assert told[2] == CacheExplanation(20, CacheCause.DIFFERENT, (7,))
+    assert told[3] == CacheExplanation(20, CacheCause.DIFFERENT, (9, 9, 9, 9)), "what was used last"
+
+
 def test_an_evicted_prefix_is_told():
     traffic = played(later(LONG[:12], (5,) * 27, LONG[:12]), pages=(7,))
     assert explained(traffic)[-1] == CacheExplanation(0, CacheCause.EVICTED)
@@ -220,12 +237,16 @@ def test_a_victim_computes_again_only_what_was_evicted():
     assert len(on.runner.plans) <= len(off.runner.plans), "sglang#26248: decoding collapses after a retraction"
 
 
-def test_whoever_is_preempted_is_named():
+def test_whoever_is_preempted_is_named(caplog):
     """vllm PR#42827: the log never says who."""
+    caplog.set_level(logging.INFO, "pagoda.engine.scheduler")
     asks = [Ask((i, 2, 3, 4, 5), 30, seed=i, ignore_eos=True) for i in range(6)]
     traffic = played(asks, pages=(12,), chunk=16)
     per = {str(i): traffic.events[str(i), 0][-1].timings.preemptions for i in range(6)}
     assert {name: traffic.observer.victims.count(name) for name in per} == per
+    logged = [record.getMessage() for record in caplog.records]
+    assert [line.split()[1].rstrip(",") for line in logged] == traffic.observer.victims
+    assert all("lost its pages to" in line for line in logged)
 
 
 @pytest.mark.parametrize("prefix_cache", [True, False])

@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 
 from pagoda.config import SchedulerConfig
 from pagoda.engine import Engine
+from pagoda.engine.speculation import Controller, NgramDrafter
 from pagoda.obs.observer import NoObserver
 from pagoda.types import CacheCause, FinishReason
 
-from .fakes import STOP, FakeRunner, FakeTokenizer, capacity, expected, request
+from .fakes import STOP, FakeRunner, FakeTokenizer, Oracle, capacity, expected, request
 
 
 class Counting(NoObserver):
@@ -64,6 +65,7 @@ class Traffic:
     steps_in_flight: int = 2
     max_model_len: int = 64
     prefix_cache: bool = True
+    drafters: tuple = ()
     short: int = 0
     events: dict = field(default_factory=lambda: defaultdict(list))
 
@@ -72,7 +74,8 @@ class Traffic:
         self.runner = FakeRunner(self.capacity, self.chunk, self.max_num_seqs, self.steps_in_flight)
         self.observer = Counting()
         config = SchedulerConfig(self.max_num_seqs, self.chunk, self.steps_in_flight, prefix_cache=self.prefix_cache)
-        self.engine = engine = Engine(self.runner, FakeTokenizer(), config, self.observer)
+        self.drafts = Controller([drafter() for drafter in self.drafters], always=True)
+        self.engine = engine = Engine(self.runner, FakeTokenizer(), config, self.observer, speculation=self.drafts)
         self.requests = [
             request(
                 self.capacity, a.prompt, str(i), max_tokens=a.max_tokens, n=a.n, seed=a.seed, stop=a.stop,
@@ -97,6 +100,7 @@ class Traffic:
                 due, plans = {s.id: s.due() for s in roster.running}, len(self.runner.plans)
                 engine._step()
                 roster.check()
+                self.drafts.check()
                 if len(self.runner.plans) > plans:
                     self.look_at(due, self.runner.plans[-1])
             elif step > last:
@@ -114,7 +118,7 @@ class Traffic:
         running = [s.id for s in self.engine._roster.running]
         assert len(running) <= self.max_num_seqs
         assert set(running) - due.keys() <= admitted, "who is admitted gets a chunk at once"
-        short = [s for s, tokens in due.items() if tokens and s not in placed]
+        short = [s for s, tokens in due.items() if tokens and s not in placed and s in self.engine._roster.live]
         self.short += len(short)
         assert not (short and admitted), "a newcomer takes what an older one is short of"
         assert all(tokens <= 1 for s, tokens in due.items() if s != max(due)), "an older prompt is left unfinished"
@@ -166,6 +170,9 @@ ASKS = st.builds(
 )
 
 
+DRAFTERS = st.sampled_from([(), (Oracle,), (NgramDrafter,), (NgramDrafter, Oracle)])
+
+
 @settings(max_examples=400, deadline=None)
 @given(
     st.builds(
@@ -177,6 +184,7 @@ ASKS = st.builds(
         max_num_seqs=st.sampled_from([1, 2, 3, 8]),
         steps_in_flight=st.sampled_from([1, 2, 3]),
         prefix_cache=st.sampled_from([True, True, False]),
+        drafters=DRAFTERS,
     )
 )
 def test_outputs_are_those_of_each_sequence_alone(traffic):
@@ -195,6 +203,7 @@ def test_outputs_are_those_of_each_sequence_alone(traffic):
         max_num_seqs=st.just(8),
         steps_in_flight=st.sampled_from([1, 2, 3]),
         prefix_cache=st.sampled_from([True, True, False]),
+        drafters=DRAFTERS,
     )
 )
 def test_outputs_are_the_same_when_pages_run_out(traffic):

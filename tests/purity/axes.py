@@ -49,4 +49,5 @@ AXES: dict[str, Sequence[Any]] = {
     "batch": (1, 2, 5, 17),
     "arrival": ("together", "one by one"),
     "prefixes": ("off", "kept", "kept and met again"),
+    "drafts": ("none", "known", "two of three right", "n-grams", "first layer", "a model of its own"),
 }

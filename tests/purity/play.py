@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import queue
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,9 +19,13 @@ from pagoda.backends.cpu import CpuBackend, rope_table
 from pagoda.catalog import ModelFile
 from pagoda.config import SchedulerConfig
 from pagoda.engine import Engine
+from pagoda.engine.request import Sequence as Underway
+from pagoda.engine.speculation import Controller
+from pagoda.engine.speculation.drafter import Drafter, Guess
 from pagoda.models import build, read_config
 from pagoda.obs.observer import EngineState, NoObserver
 from pagoda.plan import Capacity, Chunk, SequenceStart, StepPlan, StepResult
+from pagoda.runner.guessing import Guesser
 from pagoda.runner.runner import Runner
 from pagoda.types import FinishReason, GenerateRequest, SamplingParams, TokenEvent, TokenLogprob
 
@@ -56,14 +60,22 @@ def prompt(length: int, vocabulary: int) -> tuple[int, ...]:
 
 @contextmanager
 def opened(
-    path: Path, kv_format: str, pages: int, page_size: int, longest: int = 512, **backend: Any
+    path: Path, kv_format: str, pages: int, page_size: int, longest: int = 512, own: bool = False, **backend: Any
 ) -> Iterator[Runner]:
-    """A runner of a model file; `backend` are `CpuBackend`'s arguments."""
+    """A runner of a model file; `backend` are `CpuBackend`'s arguments. Drafts are guessed by the model's first layer,
+    or by a model of the drafter's `own`, which is the same one.
+    """
     cpu = CpuBackend(**backend)
     with ModelFile(path) as source:
         model = build(source, read_config(source), cpu.weights, rope_table, longest)
     store = cpu.kv_store(model.groups, [pages], page_size, kv_format)
-    runner = Runner(cpu, model, store, Capacity((pages,), page_size, longest, model.vocabulary, "any"))
+    if own:
+        beside = cpu.kv_store(model.groups, [pages], page_size, kv_format)
+        guesser = Guesser(cpu, model, model.layers, beside, first_group=1)
+    else:
+        guesser = Guesser(cpu, model, 1, store)
+    capacity = Capacity((pages,) * (1 + own), page_size, longest, model.vocabulary, "any")
+    runner = Runner(cpu, model, store, capacity, guesser)
     yield runner
     runner.check()
     runner.close()
@@ -117,15 +129,19 @@ class Seen(NoObserver):
     cases: int = 0
     preemptions: int = 0
     rows: Counter[int] = field(default_factory=Counter)
-    """Steps by their number of rows, of those in which each sequence has one."""
+    """Steps by their number of rows, of those in which each sequence has its last token, and perhaps drafts."""
     copies: int = 0
     cached: int = 0
     """Prompt tokens whose KV was there."""
     ahead: int = 0
     """Chunks whose token was still in flight."""
 
+    accepted: int = 0
+    rejected: int = 0
+    """Drafts."""
+
     def stepped(self, plan: StepPlan, result: StepResult, state: EngineState) -> None:
-        if plan.rows == len(plan.chunks):
+        if plan.rows == len(plan.chunks) + plan.drafts:
             self.rows[plan.rows] += 1
         self.copies += len(plan.copies)
         self.ahead += sum(chunk.tokens == (-1,) for chunk in plan.chunks)
@@ -134,11 +150,48 @@ class Seen(NoObserver):
         self.preemptions += 1
 
 
+class Knowing:
+    """A drafter that knows what the baseline gave, and is wrong at every so many-th place."""
+
+    name = "knowing"
+    seconds = 0.0
+    blind = False
+
+    def __init__(self, outputs: Callable[[int, int], Sequence[int]], wrong: int | None) -> None:
+        self._outputs = outputs
+        self._wrong = wrong
+
+    def follow(self, sequence: Underway, most: int) -> int:
+        return 0
+
+    def guess(self, sequence: Underway, most: int) -> Guess:
+        output = self._outputs(int(sequence.state.request.id), sequence.choice)
+        at = sequence.known - len(sequence.prompt)
+        tokens = [t if self._wrong is None or i % self._wrong else int(t == 0) for i, t in enumerate(output)]
+        guessed = tuple(tokens[at : at + most])
+        return Guess(guessed, (0.5,) * len(guessed))
+
+    def verified(self, sequence: Underway, asked: int, right: int) -> None:
+        assert 0 <= right <= asked
+
+    def forget(self, sequence: Underway) -> None:
+        pass
+
+    def check(self) -> None:
+        pass
+
+
 def through_engine(
-    runner: Runner, asks: Sequence[Ask], config: SchedulerConfig, seen: Seen, arrival: str = "together", rounds: int = 1
+    runner: Runner,
+    asks: Sequence[Ask],
+    config: SchedulerConfig,
+    seen: Seen,
+    arrival: str = "together",
+    rounds: int = 1,
+    drafters: Sequence[Drafter] = (),
 ) -> list[dict[tuple[int, int], Line]]:
     """The outputs by (request, choice), of each round of the same requests through one engine."""
-    engine = Engine(runner, NoText(), config, seen)
+    engine = Engine(runner, NoText(), config, seen, speculation=Controller(drafters, always=True))
     lines = [_round(engine, asks, seen, arrival, first=i == 0) for i in range(rounds)]
     engine.close()
     engine._roster.check()
@@ -167,6 +220,8 @@ def _round(
         tokens[key].extend(event.token_ids)
         logprobs[key].extend(event.logprobs)
         seen.cached += event.cached_tokens
+        seen.accepted += event.accepted_drafts
+        seen.rejected += event.rejected_drafts
         if event.finish is not None:
             assert event.finish is FinishReason.LENGTH, event
             left -= 1

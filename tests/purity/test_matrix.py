@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 
+from pagoda.engine.speculation import GuessingDrafter, NgramDrafter
+from pagoda.engine.speculation.drafter import Drafter
+
 from .axes import AXES, LONG, PARAMS, PROMPTS, SHORT
 from .pairs import all_pairs
-from .play import PLAIN_PAGE, Ask, Line, Plain, Seen, opened, page_count, prompt, scheduler, through_engine
+from .play import PLAIN_PAGE, Ask, Knowing, Line, Plain, Seen, opened, page_count, prompt, scheduler, through_engine
 from .worlds import WORLDS, model_file
 
 CASES = all_pairs(AXES)
@@ -82,9 +85,23 @@ def test_matrix(case: dict[str, Any], models: dict[str, Path], baseline: Baselin
     with opened(
         models[case["world"]], world.kv_format, page_count(case, asks), case["page_size"],
         activations=world.activations, isa=case["isa"], threads=case["threads"], fuse=case["fuse"],
+        own=case["drafts"] == "a model of its own",
     ) as runner:  # fmt: skip
         rounds = 2 if case["prefixes"] == "kept and met again" else 1
-        got = through_engine(runner, asks, scheduler(case), seen, case["arrival"], rounds)
+
+        def outputs(i: int, choice: int) -> tuple[int, ...]:
+            length, params, tokens = wanted[i]
+            return baseline(case["world"], length, params, choice)[0][:tokens]
+
+        drafters: dict[str, list[Drafter]] = {
+            "none": [],
+            "known": [Knowing(outputs, None)],
+            "two of three right": [Knowing(outputs, 3)],
+            "n-grams": [NgramDrafter()],
+            "first layer": [GuessingDrafter("self")],
+            "a model of its own": [GuessingDrafter("draft")],
+        }
+        got = through_engine(runner, asks, scheduler(case), seen, case["arrival"], rounds, drafters[case["drafts"]])
     seen.cases += 1
     for i, (length, params, tokens) in enumerate(wanted):
         for choice in range(PARAMS[params].n):
@@ -95,13 +112,15 @@ def test_matrix(case: dict[str, Any], models: dict[str, Path], baseline: Baselin
 
 
 def test_the_matrix_met_what_it_is_for(seen: Seen) -> None:
-    """Runs after the cases: preemption, copied pages, hits, tokens in flight and every number of rows did occur."""
+    """Runs after the cases: preemption, copied pages, hits, tokens in flight, drafts, every number of rows."""
     if seen.cases < len(CASES):
         pytest.skip(f"only {seen.cases} of {len(CASES)} cases ran before, in this process")
     assert seen.preemptions >= 10
     assert seen.cached > 1000
     assert seen.copies > 20
     assert seen.ahead > 100
+    assert seen.accepted > 500
+    assert seen.rejected > 200
     assert all(seen.rows[n] for n in SWITCHES), seen.rows
 
 

@@ -16,6 +16,7 @@ import uvicorn
 from pagoda.config import ServerConfig
 from pagoda.obs.metrics import PrometheusObserver
 from pagoda.server.app import build_app
+from pagoda.server.identity import Identify, one_tenant
 from pagoda.server.run import bind, url_of
 from server.fakes import ByteTokenizer, EchoEngine
 from server.rawhttp import Http
@@ -50,10 +51,15 @@ class Quiet(uvicorn.Server):
 
 @contextmanager
 def serving(
-    engine: Any, tokenizer: Any, model: str, config: ServerConfig, observer: PrometheusObserver | None = None
+    engine: Any,
+    tokenizer: Any,
+    model: str,
+    config: ServerConfig,
+    observer: PrometheusObserver | None = None,
+    identify: Identify = one_tenant,
 ) -> Iterator[Running]:
     """A server over a started engine, in a thread of its own."""
-    app = build_app(engine, tokenizer, model, config, observer)
+    app = build_app(engine, tokenizer, model, config, observer, identify)
     sock = bind(config)
     url = url_of(sock)
     server = Quiet(app)

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from pagoda.obs.metrics import METRICS, PrometheusObserver
 from pagoda.obs.observer import EngineState, Observer
 from pagoda.plan import Capacity, Chunk, StepPlan, StepResult
-from pagoda.types import FinishReason, GenerateRequest, SamplingParams, Timings, TokenEvent
+from pagoda.types import CacheCause, FinishReason, GenerateRequest, SamplingParams, Timings, TokenEvent
 from server.conftest import Running
 
 
@@ -42,6 +42,8 @@ def test_counts() -> None:
     observer.emitted(TokenEvent("r", 0), 0.02)
     observer.emitted(last_event(FinishReason.STOP, 3, Timings(0.1, 0.3, 0.7)), 0.04)
     observer.emitted(last_event(FinishReason.CANCELLED, 0, Timings(9.0, 9.0, 9.0)), None)
+    observer.matched(GenerateRequest("r", tuple(range(9)), SamplingParams(max_tokens=4), 0.0), 3, CacheCause.EVICTED)
+    observer.matched(GenerateRequest("s", (1, 2), SamplingParams(max_tokens=4), 0.0), 1, CacheCause.WHOLE)
     observer.refused("overloaded")
     observer.preempted("r")
     made.answered_with_error(400)
@@ -54,6 +56,10 @@ def test_counts() -> None:
         "pagoda_sequences_finished_total{reason=cancelled}": 1,
         "pagoda_prompt_tokens_total": 3,
         "pagoda_cached_prompt_tokens_total": 4,
+        "pagoda_prefix_matches_total{cause=evicted}": 1,
+        "pagoda_prefix_matches_total{cause=whole}": 1,
+        "pagoda_prefix_missed_tokens_total{cause=evicted}": 5,
+        "pagoda_prefix_missed_tokens_total{cause=whole}": 0,
         "pagoda_generation_tokens_total": 4,
         "pagoda_preemptions_total": 1,
         "pagoda_running_sequences": 2,
@@ -71,6 +77,10 @@ def test_counts() -> None:
         "pagoda_itl_seconds_sum": 0.06,
     }
     assert {name: seen[name] for name in expected} == pytest.approx(expected)
+    lookups = made.lookups()
+    assert lookups.hit_rate == pytest.approx(4 / 9)
+    assert lookups.requests == dict.fromkeys(CacheCause, 0) | {CacheCause.EVICTED: 1, CacheCause.WHOLE: 1}
+    assert PrometheusObserver().lookups().hit_rate is None
 
 
 def test_queues_between_steps() -> None:

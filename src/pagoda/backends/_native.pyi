@@ -45,7 +45,7 @@ class StepJob:
     def over(self) -> bool: ...
     @property
     def seconds(self) -> float: ...
-    def drawn(self) -> tuple[Ints, Floats, list[list[int]], list[list[float]]]: ...
+    def drawn(self) -> tuple[Ints, Ints, Floats, list[list[int]], list[list[float]]]: ...
     def outputs(self) -> dict[str, Floats]: ...
 
 class Program:
@@ -70,9 +70,10 @@ def submit(
     sequences: Ints,
     sampled: Ints,
     sequence_slots: Ints,
+    guesses: Ints,
     tables: list[Ints],
     inputs: dict[str, Floats],
-    draws: Sequence[tuple[int, int, int, int, float, float, float, float, float, float, int, int]],
+    draws: Sequence[tuple[int, int, int, int, float, float, float, float, float, float, int, int, int]],
     copies: Sequence[tuple[int, int, int, int]],
     starts: Sequence[tuple[int, Ints]],
     outputs: bool,

@@ -100,9 +100,16 @@ class CpuPending:
     def wait(self) -> StepOutput:
         """Until it is done, without the GIL."""
         self._job.wait()
-        tokens, logprobs, ids, values = self._job.drawn()
+        counts, tokens, logprobs, ids, values = self._job.drawn()
         top = tuple(tuple(zip(i, v, strict=True)) for i, v in zip(ids, values, strict=True))
-        return StepOutput(self._job.outputs(), tuple(tokens.tolist()), tuple(logprobs.tolist()), top, self._job.seconds)
+        return StepOutput(
+            self._job.outputs(),
+            tuple(counts.tolist()),
+            tuple(tokens.tolist()),
+            tuple(logprobs.tolist()),
+            top,
+            self._job.seconds,
+        )
 
 
 class CpuProgram:
@@ -141,12 +148,13 @@ class CpuProgram:
             step.sequences,
             step.sampled,
             step.slots,
+            step.guesses,
             list(step.tables),
             step.inputs,
             [
                 (
                     d.slot, d.seed, d.choice, d.position, d.temperature, d.top_p, d.min_p, d.repetition, d.frequency,
-                    d.presence, d.top_k, d.logprobs,
+                    d.presence, d.top_k, d.logprobs, d.drafts,
                 )
                 for d in draws
             ],

@@ -153,6 +153,8 @@ class Step:
     """Values for `Ops.input`, by name."""
     slots: Ints = field(default_factory=lambda: np.empty(0, np.int32))
     """[B] each sequence's slot in `Slots`, if `ids` has -1: the token sampled last for the row's sequence."""
+    guesses: Ints = field(default_factory=lambda: np.empty(0, np.int32))
+    """[B] each sequence's slot of guesses, if `ids` has less than -1: -2 - i is token i of that slot's output."""
     copies: tuple[tuple[int, int, int, int], ...] = ()
     """(group, source page, target page, slots): copied before anything is computed."""
     starts: tuple[tuple[int, Ints], ...] = ()
@@ -288,6 +290,12 @@ class Draw:
     top_k: int
     logprobs: int
     """-1: none; else how many of the likeliest tokens to report besides the chosen one."""
+    drafts: int = 0
+    """So many sampled rows after this one are of drafts, the next tokens of the sequence if they turn out right.
+
+    Each row is sampled as if all drafts up to it were the sequence's own tokens. A draft is right if it is the token
+    sampled at its place; at the first that is not, the draw ends: it gives one token more than it has right drafts.
+    """
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -296,12 +304,14 @@ class StepOutput:
 
     outputs: dict[str, Floats]
     """By name, copied, if they were asked for."""
+    counts: tuple[int, ...]
+    """Of each draw, how many tokens it gave: T together."""
     tokens: tuple[int, ...]
-    """[S] tokens drawn; empty if the step had no draws."""
+    """[T] tokens drawn; empty if the step had no draws."""
     logprobs: tuple[float, ...]
-    """[S] log-probability of each token drawn, where asked for."""
+    """[T] log-probability of each token drawn, where asked for."""
     top: tuple[tuple[tuple[int, float], ...], ...]
-    """[S] the likeliest tokens with their log-probabilities, likeliest first, ties by id."""
+    """[T] the likeliest tokens with their log-probabilities, likeliest first, ties by id."""
     seconds: float
     """How long the step took to compute."""
 
@@ -324,7 +334,7 @@ class Program(Protocol):
     def submit(
         self, kv: KVStore, step: Step, slots: Slots | None = None, draws: Sequence[Draw] = (), outputs: bool = False
     ) -> Pending:
-        """Queue one step behind those submitted before; returns at once. With draws, one for each sampled row, the
+        """Queue one step behind those submitted before; returns at once. With draws, for all sampled rows together, the
         value handed out as `logits` is sampled; with `outputs`, all values handed out are copied out.
         """
         ...

@@ -357,11 +357,12 @@ class ReferenceProgram:
             slots.start(slot, prompt)
         for group, source, target, count in step.copies:
             kv.copy(group, source, target, count)
-        ops = ReferenceOps(kv, replace(step, ids=_known_ids(step, slots)), self._activations)
+        known = replace(step, ids=_known_ids(step, slots))
+        ops = ReferenceOps(kv, known, self._activations)
         self._build(ops)
-        tokens, logprobs, top = _sample(ops.outputs, step, slots, draws) if draws else ((), (), ())
+        drawn = _sample(ops.outputs, known, slots, draws) if draws else ((), (), (), ())
         seconds = perf_counter() - began
-        return ReferencePending(StepOutput(ops.outputs if outputs else {}, tokens, logprobs, top, seconds))
+        return ReferencePending(StepOutput(ops.outputs if outputs else {}, *drawn, seconds))
 
     def run(self, kv: KVStore, step: Step) -> dict[str, Floats]:
         """Run one step; the arrays handed out by `Ops.output`, copied."""
@@ -369,28 +370,46 @@ class ReferenceProgram:
 
 
 def _known_ids(step: Step, slots: ReferenceSlots) -> Ints:
-    """`Step.ids` with every -1 replaced by the token that its sequence sampled last."""
+    """`Step.ids` with -1 replaced by the token that its sequence sampled last, and less by that of its guesses."""
     ids = step.ids.copy()
-    if len(step.slots):
-        for row in np.flatnonzero(ids == -1):
-            ids[row] = slots.last(int(step.slots[step.sequences[row]]))
+    for row in np.flatnonzero(ids < 0) if len(step.slots) else ():
+        sequence = step.sequences[row]
+        if ids[row] == -1:
+            ids[row] = slots.last(int(step.slots[sequence]))
+        else:
+            ids[row] = slots.guess(int(step.guesses[sequence]), -2 - int(ids[row]))
     return ids
 
 
-Drawn = tuple[tuple[int, ...], tuple[float, ...], tuple[tuple[tuple[int, float], ...], ...]]
+Drawn = tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...], tuple[tuple[tuple[int, float], ...], ...]]
 
 
 def _sample(outputs: dict[str, Floats], step: Step, slots: ReferenceSlots, draws: Sequence[Draw]) -> Drawn:
-    """Tokens, log-probabilities and likeliest tokens of each sampled row; the tokens are appended to their slots."""
-    if LOGITS not in outputs or len(draws) != len(step.sampled):
-        raise ValueError(f"one draw is needed for each of {len(step.sampled)} rows of {LOGITS!r}, got {len(draws)}")
-    tokens = tuple(sample(x, d, *slots.tokens(d.slot)).token for x, d in zip(outputs[LOGITS], draws, strict=True))
-    logprobs, top = [], []
-    for x, draw, token in zip(outputs[LOGITS], draws, tokens, strict=True):
-        slots.push(draw.slot, token)
-        logprobs.append(float(log_softmax(x)[token]) if draw.logprobs >= 0 else 0.0)
-        top.append(likeliest(x, max(draw.logprobs, 0)))
-    return tokens, tuple(logprobs), tuple(top)
+    """Each draw's count of tokens; then tokens, log-probabilities and likeliest tokens. The tokens join their slots."""
+    if LOGITS not in outputs or sum(1 + draw.drafts for draw in draws) != len(step.sampled):
+        rows = len(step.sampled)
+        raise ValueError(
+            f"one draw is needed for each of {rows} sampled rows of {LOGITS!r} that is no draft's: {draws}"
+        )
+    logits, first = outputs[LOGITS], 0
+    counts: list[int] = []
+    tokens: list[int] = []
+    logprobs: list[float] = []
+    top: list[tuple[tuple[int, float], ...]] = []
+    for draw in draws:
+        before = len(tokens)
+        for i, row in enumerate(range(first, first + 1 + draw.drafts)):
+            x, at = logits[row], replace(draw, position=draw.position + i)
+            token = sample(x, at, *slots.tokens(draw.slot)).token
+            slots.push(draw.slot, token)
+            tokens.append(token)
+            logprobs.append(float(log_softmax(x)[token]) if draw.logprobs >= 0 else 0.0)
+            top.append(likeliest(x, max(draw.logprobs, 0)))
+            if i < draw.drafts and step.ids[step.sampled[row] + 1] != token:
+                break
+        counts.append(len(tokens) - before)
+        first += 1 + draw.drafts
+    return tuple(counts), tuple(tokens), tuple(logprobs), tuple(top)
 
 
 class ReferenceBackend:

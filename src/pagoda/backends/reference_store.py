@@ -201,6 +201,15 @@ class ReferenceSlots:
             raise ValueError(f"a row waits for a token of slot {slot}, of which none has been sampled")
         return output[-1]
 
+    def guess(self, slot: int, i: int) -> int:
+        """Token i of the output."""
+        output = self.tokens(slot)[1]
+        if i >= len(output):
+            raise ValueError(
+                f"a row waits for a token of slot {slot}: {len(output)} have been sampled, {i + 1} are needed"
+            )
+        return output[i]
+
     def check(self) -> None:
         """Assert that every slot taken has a prompt and an output."""
         assert self._prompts.keys() == self._outputs.keys()

@@ -72,17 +72,32 @@ class OfflineBench:
         threads: native threads; None is all that this process may use.
         longest: most tokens of a sequence in any measurement.
         most: most sequences at once.
+        prefix_cache: whether prefixes are kept. Every prompt is a new one, so none is found either way.
     """
 
     def __init__(
-        self, model: str, *, threads: int | None = None, longest: int = 1024, most: int = max(BATCHES)
+        self,
+        model: str,
+        *,
+        threads: int | None = None,
+        longest: int = 1024,
+        most: int = max(BATCHES),
+        prefix_cache: bool = True,
     ) -> None:
         self._clock = StepClock()
         self._random = random.Random(0)
         self._serial = 0
         began = time.perf_counter()
         self._opened = open_engine(
-            engine_config(model, threads=threads, max_num_seqs=most, max_model_len=longest), self._clock
+            engine_config(
+                model,
+                threads=threads,
+                max_num_seqs=most,
+                max_model_len=longest,
+                speculate="off",
+                prefix_cache=prefix_cache,
+            ),
+            self._clock,
         )
         self.load_s = time.perf_counter() - began
 
@@ -138,9 +153,10 @@ def measure(
     threads: int | None = None,
     prefills: Sequence[int] = PREFILLS,
     batches: Sequence[int] = BATCHES,
+    prefix_cache: bool = True,
 ) -> dict[str, Any]:
     """Everything, best of `rounds`: tokens per second, seconds, MiB. The keys are those of `pagoda bench offline`."""
-    bench = OfflineBench(model, threads=threads, most=max(batches))
+    bench = OfflineBench(model, threads=threads, most=max(batches), prefix_cache=prefix_cache)
     prefill = {n: float("inf") for n in prefills}
     decode = {b: float("inf") for b in batches}
     for _ in range(rounds):

@@ -82,11 +82,11 @@ class KVCache:
             return Match(0, CacheCause.OFF)
         most = len(tokens) - 1
         own = self._tree.match(key, tokens, most)
-        best = self._pins.match(tokens, most) if self._pins else own
+        best = self._pins.match(key, tokens, most) if self._pins else own
         if best.length <= own.length:
             best = own
-        cause = self._cause(key, tokens, best)
-        return Match(best.length, cause, own.nodes, best.nodes[len(own.nodes) :], best.partial, best.differs)
+        cause, pinned = self._cause(key, tokens, best), best.nodes[len(own.nodes) :]
+        return Match(best.length, cause, own.nodes, pinned, best.partial, best.differs, best.ahead)
 
     def wanted(self, match: Match, tokens: int) -> int:
         """Of the available pages of one group, how many a sequence of so many tokens takes if it is admitted."""
@@ -109,7 +109,7 @@ class KVCache:
         rest = list(tokens[len(match.own) * self.page_size : match.length])
         held = self._held[sequence] = Held(key, tables, match.length, match.length, list(match.own), rest)
         self._publish(held)
-        self._pins.hit(tokens, match.length)
+        self._pins.hit(key, tokens, match.length)
         return match
 
     def committed(self, sequence: int) -> int:
@@ -136,18 +136,32 @@ class KVCache:
         most = min(pool.pages - pool.fixed for pool in self._pools)
         return self.prefixes and self.pages_for(tokens) + self._reserve <= most
 
-    def pin(self, number: int, owner: str, tokens: tuple[int, ...]) -> PinInfo | None:
-        """Pin a prefix for all keys; None if it is no longer in the cache as a whole. Its owner's name is its key."""
+    def pin(self, number: int, owner: str, tokens: tuple[int, ...], shared: bool, name: str = "") -> PinInfo | None:
+        """Pin a prefix, for all keys if it is shared, else for its owner's, which is the owner's name.
+
+        None if it is no longer in the cache as a whole.
+        """
         own = self._tree.match(owner, tokens, len(tokens))
-        best = max(self._pins.match(tokens, len(tokens)), own, key=lambda found: found.length)
+        best = max(self._pins.match(owner, tokens, len(tokens)), own, key=lambda found: found.length)
         if best.length < len(tokens):
             return None
         units = [node.pages for node in (*best.nodes, best.partial) if node is not None and node.pages is not None]
-        return self._pins.add(number, owner, tokens, units)
+        return self._pins.add(number, owner, tokens, units, shared, name)
+
+    def pinned(self, owner: str, tokens: tuple[int, ...], shared: bool) -> PinInfo | None:
+        """An owner's pin of exactly this prefix, if there is one. From any thread."""
+        return self._pins.find(owner, tokens, shared)
 
     def unpin(self, number: int) -> bool:
         """Let a pin go; False if there is none of this number. Its pages stay until they are evicted."""
         return self._pins.remove(number)
+
+    def clear(self) -> int:
+        """Evict every prefix that no sequence has pages of; how many pages came free, of all groups together."""
+        before = sum(pool.free for pool in self._pools)
+        while self._eviction.evict(self._tree):
+            pass
+        return sum(pool.free for pool in self._pools) - before
 
     def pins(self) -> tuple[PinInfo, ...]:
         """All pins."""

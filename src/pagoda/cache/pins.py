@@ -1,27 +1,37 @@
-"""`Pins`: prefixes that eviction leaves alone, and that every tenant may use.
+"""`Pins`: prefixes that eviction leaves alone. A shared one serves every key, any other its owner's only.
 
-They are in a radix tree of their own, which never shrinks unasked. Knows nothing of tenants but the owner's name.
+They are in a radix tree of their own, which never shrinks unasked: one root for those that are shared, one for each
+owner of others. Who may pin for everyone is not decided here.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pagoda.cache.pool import PagePool
-from pagoda.cache.radix import Found, Node, Pages, RadixTree
+from pagoda.cache.radix import Found, Key, Node, Pages, RadixTree
 from pagoda.types import PinInfo
 
 _ALL = None
-"""Pins have no tenant."""
+"""The key of pins that are shared: no tenant has it, as a tenant is a string."""
 
 
 @dataclass(slots=True)
 class _Pin:
     owner: str
+    shared: bool
+    name: str
+    created: float
     tokens: tuple[int, ...]
-    path: tuple[Node, ...]
+    path: tuple[Node, ...] = ()
     hits: int = 0
+
+    @property
+    def key(self) -> Key:
+        """Under which it is found."""
+        return _ALL if self.shared else self.owner
 
 
 class Pins:
@@ -36,13 +46,22 @@ class Pins:
     def __len__(self) -> int:
         return len(self._pins)
 
-    def add(self, number: int, owner: str, tokens: tuple[int, ...], units: Iterable[Pages]) -> PinInfo:
+    def add(
+        self, number: int, owner: str, tokens: tuple[int, ...], units: Iterable[Pages], shared: bool, name: str
+    ) -> PinInfo:
         """Pin a prefix, whose pages are these."""
-        pin = _Pin(owner, tokens, ())
+        pin = _Pin(owner, shared, name, time.time(), tokens)
         for pages in units:
             self._lengthen(pin, pages)
         self._pins = {**self._pins, number: pin}  # never changed in place: other threads read it
         return self._info(number, pin)
+
+    def find(self, owner: str, tokens: tuple[int, ...], shared: bool) -> PinInfo | None:
+        """An owner's pin of exactly this prefix. From any thread."""
+        for number, pin in self._pins.items():
+            if (pin.owner, pin.shared, pin.tokens) == (owner, shared, tokens):
+                return self._info(number, pin)
+        return None
 
     def remove(self, number: int) -> bool:
         """Unpin; False if there is no such pin."""
@@ -59,15 +78,21 @@ class Pins:
             self._drop(pages)
         return True
 
-    def match(self, tokens: tuple[int, ...], most: int) -> Found:
-        """The longest prefix of `tokens`, up to `most` of them, that is pinned."""
-        return self._tree.match(_ALL, tokens, most)
+    def match(self, key: Key, tokens: tuple[int, ...], most: int) -> Found:
+        """The longest prefix of `tokens`, up to `most` of them, that is pinned for a key.
 
-    def hit(self, tokens: tuple[int, ...], length: int) -> None:
-        """The first `length` tokens were found: count the pins that were used whole."""
+        What it says to be ahead is the key's own.
+        """
+        own, shared = self._tree.match(key, tokens, most), self._tree.match(_ALL, tokens, most)
+        best = own if own.length >= shared.length else shared
+        differs = any(found.differs for found in (own, shared) if found.length == best.length)
+        return replace(best, differs=differs, ahead=own.ahead if best is own else ())
+
+    def hit(self, key: Key, tokens: tuple[int, ...], length: int) -> None:
+        """The first `length` tokens were found for a key: count the pins that serve it and were there whole."""
         for pin in self._pins.values():
             size = len(pin.tokens)
-            if size <= length and tokens[:size] == pin.tokens:
+            if size <= length and (pin.shared or pin.owner == key) and tokens[:size] == pin.tokens:
                 pin.hits += 1
 
     def infos(self) -> tuple[PinInfo, ...]:
@@ -86,6 +111,7 @@ class Pins:
             assert len(pin.path) == -(-len(pin.tokens) // self._page_size), "a pin is not whole"
             for index, node in enumerate(pin.path):
                 through[id(node)] = through.get(id(node), 0) + 1
+                assert self._tree.key_of(node) == pin.key, "a pin serves those it is not for"
                 part = pin.tokens[index * self._page_size : (index + 1) * self._page_size]
                 assert self._tree.page_tokens(node)[: len(part)] == part, "a pin's page holds other tokens"
         assert {id(node): node.pins for node in self.nodes()} == through, "pins are miscounted"
@@ -94,7 +120,7 @@ class Pins:
         """Take a pin one page further."""
         size, index = self._page_size, len(pin.path)
         part = pin.tokens[index * size : (index + 1) * size]
-        node, _ = self._tree.insert(_ALL, pin.path[-1] if pin.path else None, part, pages)
+        node, _ = self._tree.insert(pin.key, pin.path[-1] if pin.path else None, part, pages)
         node.pins += 1
         pin.path = (*pin.path, node)
 
@@ -115,7 +141,8 @@ class Pins:
                 self._tree.remove(node)
 
     def _info(self, number: int, pin: _Pin) -> PinInfo:
-        return PinInfo(number, pin.owner, len(pin.tokens), len(pin.path) * len(self._pools), pin.hits)
+        pages = len(pin.path) * len(self._pools)
+        return PinInfo(number, pin.owner, pin.shared, pin.name, pin.created, len(pin.tokens), pages, pin.hits)
 
     def _hold(self, pages: Pages) -> None:
         for pool, page in zip(self._pools, pages, strict=True):

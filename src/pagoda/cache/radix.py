@@ -15,6 +15,8 @@ from dataclasses import dataclass
 
 Key = Hashable
 """Prefixes of different keys never meet: the tenant's name."""
+AHEAD = 8
+"""Tokens that are told of what is kept instead, where a match ends."""
 Pages = tuple[int, ...]
 """One page of each KV group, all of the same positions."""
 
@@ -72,6 +74,8 @@ class Found:
     """A page whose first slots hold the tokens after them."""
     differs: bool = False
     """Whether the tree goes on here, but with another token."""
+    ahead: tuple[int, ...] = ()
+    """If so, the first tokens with which it goes on, where it was used last."""
 
 
 class RadixTree:
@@ -106,15 +110,15 @@ class RadixTree:
         if root is None:
             return Found()
         node: Node = root
-        at, nodes, inside = 0, [], False
+        at, nodes, ahead = 0, [], tuple[int, ...]()
         while at < most:
             child = node.children.get(tokens[at])
             if child is None:
                 break
             node, end = child, at + len(child.tokens)
             if end > most or child.tokens != tokens[at:end]:
-                at += _agree(child.tokens, tokens, at, most)
-                inside = True
+                same = _agree(child.tokens, tokens, at, most)
+                at, ahead = at + same, child.tokens[same:]
                 break
             at = end
             if child.pages is not None and not at % self.page_size:
@@ -124,7 +128,8 @@ class RadixTree:
             partial = node
             while partial.pages is None:
                 partial = next(iter(partial.children.values()))
-        return Found(at, tuple(nodes), partial, at < most and (inside or bool(node.children)))
+        differs = at < most and bool(ahead or node.children)
+        return Found(at, tuple(nodes), partial, differs, _ahead(node, ahead) if differs else ())
 
     def insert(self, key: Key, parent: Node | None, tokens: tuple[int, ...], pages: Pages) -> tuple[Node, bool]:
         """Keep one page, or the first slots of one, after a node at a page's end (None: at the root).
@@ -296,6 +301,14 @@ class RadixTree:
         above.children[child.tokens[0]] = child
         upper.parent = None
         self.nodes -= 1
+
+
+def _ahead(node: Node, tokens: tuple[int, ...]) -> tuple[int, ...]:
+    """The rest of a node's edge and what follows, each time where it was used last; `AHEAD` tokens at most."""
+    while len(tokens) < AHEAD and node.children:
+        node = max(node.children.values(), key=lambda child: child.used)
+        tokens += node.tokens
+    return tokens[:AHEAD]
 
 
 def _agree(edge: tuple[int, ...], tokens: tuple[int, ...], at: int, most: int) -> int:

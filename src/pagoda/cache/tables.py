@@ -41,6 +41,8 @@ class Match:
     """A page whose first slots hold the rest."""
     differs: bool = False
     """Whether something kept goes on here with another token."""
+    instead: tuple[int, ...] = ()
+    """The first tokens with which what this key itself keeps goes on here."""
 
     @property
     def units(self) -> list[Pages]:

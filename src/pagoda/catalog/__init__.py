@@ -22,6 +22,7 @@ from pagoda.errors import UnknownModel, UnsupportedModel
 
 __all__ = [
     "BUILTINS",
+    "AnyModel",
     "Builtin",
     "HuggingDirectory",
     "ModelFile",
@@ -32,6 +33,9 @@ __all__ = [
     "open_model",
     "resolve",
 ]
+
+AnyModel = ModelFile | HuggingDirectory | Quantized
+"""Opened: they have the same doors."""
 
 
 def resolve(name: str | os.PathLike[str], *, progress: Progress | None = None, offline: bool = False) -> Path:
@@ -66,7 +70,7 @@ def open_model(
     progress: Progress | None = None,
     offline: bool = False,
     quantize: str | None = None,
-) -> ModelFile | HuggingDirectory | Quantized:
+) -> AnyModel:
     """`resolve`, then open; with `quantize`, dense matrices become that format as they are read.
 
     Raises:

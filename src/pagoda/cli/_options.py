@@ -69,6 +69,23 @@ Quantize = Annotated[
     typer.Option(help="What dense weights become as they are loaded: q8_0, q4_1 or q4_0.", rich_help_panel=_ENGINE),
 ]
 
+Speculate = Annotated[
+    str,
+    typer.Option(
+        help="Whose guesses steps verify: auto, ngram, self:K, draft:MODEL or off. Changes no output.",
+        rich_help_panel=_ENGINE,
+    ),
+]
+
+PrefixCache = Annotated[
+    bool,
+    typer.Option(
+        "--prefix-cache/--no-prefix-cache",
+        help="Keep what was computed and find it again as the beginning of later prompts.",
+        rich_help_panel=_ENGINE,
+    ),
+]
+
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 
 

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from pagoda.cli import settled
+from pagoda.cli._options import PrefixCache
 
 bench = typer.Typer(no_args_is_help=True, add_completion=False)
 
@@ -26,6 +27,7 @@ def offline(
     ] = "smollm2",
     rounds: Annotated[int, typer.Option(min=1, help="Repeats of each measurement; the best one counts.")] = 5,
     threads: Annotated[int | None, typer.Option(min=1, help="Native threads; all allowed cores if not given.")] = None,
+    prefix_cache: PrefixCache = True,
     as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON and print nothing else.")] = False,
 ) -> None:
     """Prefill and batched decode through the whole engine, load time, first token of a fresh process, memory.
@@ -38,7 +40,7 @@ def offline(
     from pagoda.bench.offline import measure
 
     settled()
-    result = measure(model, rounds=rounds, threads=threads)
+    result = measure(model, rounds=rounds, threads=threads, prefix_cache=prefix_cache)
     if not as_json:
         for tokens, speed in result["prefill_tok_s"].items():
             typer.echo(f"prefill of {tokens:>4} tokens     {speed:10.1f} tok/s")

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json as json_module
 import sys
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pagoda.cli._options import (
     MODEL,
+    SCHEDULER,
     MaxTokens,
     MinP,
     ModelOption,
+    PrefixCache,
     Quantize,
     Seed,
+    Speculate,
     Temperature,
     Threads,
     TopK,
@@ -25,6 +29,7 @@ from pagoda.types import SamplingParams
 
 if TYPE_CHECKING:
     from pagoda.completion import Completion
+    from pagoda.explain import PrefixExplanation
 
 
 def generate(
@@ -38,6 +43,11 @@ def generate(
     seed: Seed = None,
     threads: Threads = None,
     quantize: Quantize = None,
+    prefix_cache: PrefixCache = True,
+    explain: Annotated[
+        bool, typer.Option(help="Say on standard error what of the prompt was in the cache, and why no more.")
+    ] = False,
+    speculate: Speculate = SCHEDULER.speculate,
     raw: Annotated[bool, typer.Option(help="Continue the text as it stands, without the chat template.")] = False,
     json: Annotated[bool, typer.Option(help="Print a last line with text, tokens and timings as JSON.")] = False,
 ) -> None:
@@ -52,7 +62,8 @@ def generate(
         max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed
     )
     text = sys.stdin.read() if prompt == "-" else prompt
-    with open_llm(model, threads=threads, quantize=quantize, max_num_seqs=1) as llm:
+    options: Any = {"threads": threads, "quantize": quantize, "speculate": speculate, "prefix_cache": prefix_cache}
+    with open_llm(model, max_num_seqs=1, **options) as llm:
         templated = llm.tokenizer.has_chat_template and not raw
         asked: Any = [{"role": "user", "content": text}] if templated else text
         with llm.stream(asked, params) as events:
@@ -60,9 +71,25 @@ def generate(
                 sys.stdout.write(event.text)
                 sys.stdout.flush()
         sys.stdout.write("\n")
+        why = llm.explain(events.completion()) if explain else None
         if json:
-            sys.stdout.write(json_module.dumps(_report(events.completion(), llm.load_s)) + "\n")
+            report = _report(events.completion(), llm.load_s)
+            if explain:
+                report["explain"] = {"cache": [why and asdict(why)]}
+            sys.stdout.write(json_module.dumps(report) + "\n")
         sys.stdout.flush()
+        if why is not None:
+            sys.stderr.write("".join(f"{line}\n" for line in _told(why)))
+
+
+def _told(why: PrefixExplanation) -> list[str]:
+    """An explanation, for people."""
+    saved = "" if why.saved_s is None or not why.matched_tokens else f"; about {why.saved_s:.3f} s saved"
+    lines = [
+        f"cache: {why.matched_tokens} of {why.prompt_tokens} prompt tokens found, in {why.pages} pages{saved}",
+        f"cache: {why.why} ({why.cause}), at character {why.matched_characters}: {json_module.dumps(why.prompt)}",
+    ]
+    return lines + ([f"cache: kept is {json_module.dumps(why.kept)}"] if why.kept is not None else [])
 
 
 def _report(completion: Completion, load_s: float) -> dict[str, Any]:

@@ -23,6 +23,7 @@ def validate(
     arrival: float,
     max_output_tokens: int | None = None,
     tenant: str = "",
+    speculate: bool = True,
 ) -> GenerateRequest:
     """A request that the engine can serve, with `max_tokens` and `seed` resolved.
 
@@ -34,6 +35,7 @@ def validate(
         arrival: when the client's request came in, in seconds of `time.monotonic()`.
         max_output_tokens: the server's cap on any one choice's output; None is none.
         tenant: whose request it is.
+        speculate: whether drafts may be verified for it.
 
     Raises:
         PromptTooLong: the prompt leaves no room for a token in the context.
@@ -54,7 +56,7 @@ def validate(
         max_tokens=_resolve_max_tokens(len(prompt), params.max_tokens, capacity, max_output_tokens),
         seed=secrets.randbelow(DRAWN_SEEDS) if params.seed is None else params.seed,
     )
-    return GenerateRequest(request_id, tuple(prompt), params, arrival, tenant)
+    return GenerateRequest(request_id, tuple(prompt), params, arrival, tenant, speculate)
 
 
 def _check_ids(name: str, ids: Sequence[int], capacity: Capacity) -> None:

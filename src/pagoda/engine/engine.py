@@ -14,18 +14,22 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
-from typing import Any
+from itertools import count, groupby
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 from pagoda.cache import KVCache
 from pagoda.config import SchedulerConfig
+from pagoda.engine import request
 from pagoda.engine.doors import Runner, Tokenizer
 from pagoda.engine.finish import Finish, News, last_event
 from pagoda.engine.open_requests import OpenRequests
 from pagoda.engine.pinning import Pinning
+from pagoda.engine.prompt_speed import PromptSpeed
 from pagoda.engine.request import RequestState, Sink, Wake
 from pagoda.engine.roster import Roster
 from pagoda.engine.scheduler import Scheduler
+from pagoda.engine.speculation import Controller, controller
 from pagoda.engine.watchdog import Watchdog
 from pagoda.errors import EngineDied, Overloaded
 from pagoda.obs.observer import NoObserver, Observer
@@ -47,6 +51,15 @@ class Health:
     waiting: int
 
 
+class Flight(NamedTuple):
+    """A plan that was handed over."""
+
+    plan: StepPlan
+    handle: Any
+    ahead: bool
+    """Whether the machine room still had another one."""
+
+
 class Engine:
     """One runner's requests. All but the loop may be called from any thread.
 
@@ -56,6 +69,7 @@ class Engine:
         config: how steps are filled.
         observer: is told everything; `refused` on the thread that called `submit`.
         on_death: called once if the engine dies, after every request was ended; the process should exit non-zero.
+        speculation: who drafts; None is as `config` says.
     """
 
     def __init__(
@@ -65,6 +79,7 @@ class Engine:
         config: SchedulerConfig = _DEFAULTS,
         observer: Observer = _NOBODY,
         on_death: Callable[[EngineDied], None] | None = None,
+        speculation: Controller | None = None,
     ) -> None:
         self.capacity: Capacity = runner.capacity
         self._runner = runner
@@ -76,14 +91,17 @@ class Engine:
         self._cache = cache = KVCache(self.capacity.pages, size, config.prefix_cache, longest)
         self._pinning = Pinning(cache, self.capacity, self.submit)
         self._roster = Roster(cache)
-        self._scheduler = Scheduler(config, self._roster, cache, observer)
+        self._speculation = speculation or controller(config.speculate)
+        self._scheduler = Scheduler(config, self._roster, cache, observer, self._speculation)
         self._finish = Finish(tokenizer)
         self._requests = OpenRequests(config.max_queued, observer)
         self._watchdog = Watchdog(self._requests, config.stall_s, self._die)
+        self._prompt_speed = PromptSpeed()
         self._ids = count()
         self._ordered = threading.Condition()
         self._orders: list[Callable[[], object]] = []
-        self._flights: deque[tuple[StepPlan, Any]] = deque()
+        self._flights: deque[Flight] = deque()
+        self._rested_at: float | None = None
         self._thread = threading.Thread(target=self._run, name="pagoda-engine", daemon=True)
 
     # From any thread.
@@ -122,8 +140,10 @@ class Engine:
         with self._ordered:
             self._order(partial(self._cancel, request_id))
 
-    def pin(self, prompt: Sequence[int], owner: str = "") -> Future[PinInfo]:
-        """Compute a prefix and keep it, for every tenant, until it is unpinned.
+    def pin(self, prompt: Sequence[int], owner: str = "", shared: bool = True, name: str = "") -> Future[PinInfo]:
+        """Compute a prefix and keep it until it is unpinned: for every tenant, or if not `shared`, for its owner.
+
+        Pinning what the owner has pinned already gives that pin again.
 
         Returns:
             What was pinned, once it is. It fails with `MemoryLimit` if others were pinned meanwhile, and with
@@ -134,7 +154,7 @@ class Engine:
             MemoryLimit: it would leave too few pages for the longest sequence.
             Overloaded, EngineDied: as `submit`.
         """
-        return self._pinning.pin(prompt, owner)
+        return self._pinning.pin(prompt, owner, shared, name)
 
     def list_pins(self) -> tuple[PinInfo, ...]:
         """All pins, oldest first."""
@@ -149,6 +169,15 @@ class Engine:
         with self._ordered:
             self._order(partial(self._cache.unpin, pin))
         return True
+
+    def clear_cache(self) -> None:
+        """Forget every prefix that is neither pinned nor in use, before the next step is planned."""
+        with self._ordered:
+            self._order(self._cache.clear)
+
+    def prompt_token_s(self) -> float | None:
+        """Seconds that computing a prompt's token takes, by the steps of late; None before the first such step."""
+        return self._prompt_speed.token_s
 
     def cache_report(self) -> CacheReport:
         """What every KV page is used for, about now."""
@@ -180,7 +209,7 @@ class Engine:
             while self._take_orders():
                 self._step()
             while self._flights:  # closed: leave nothing half done with the runner
-                self._runner.finish(self._flights.popleft()[1])
+                self._runner.finish(self._flights.popleft().handle)
         except BaseException as error:  # whatever it was, everyone who waits must hear of it
             self._die(f"{type(error).__name__}: {error}", error)
 
@@ -188,6 +217,7 @@ class Engine:
         """Carry out what other threads asked for, and sleep if there is nothing to do; False once all is over."""
         with self._ordered:
             while not (self._orders or self._roster.live or self._flights or self._requests.over):
+                self._rested_at = None
                 self._ordered.wait()
             orders, self._orders = self._orders, []
         for order in orders:
@@ -196,31 +226,49 @@ class Engine:
 
     def _step(self) -> None:
         """Hand over the next plan; finish the oldest if enough are in flight, or if nothing can be planned before."""
+        while self._flights and self._flights[-1].plan.drafts:
+            self._apply(self._flights.popleft())
         plan = self._scheduler.schedule()
         if plan is not None:
             for start in plan.starts:
                 self._roster.live[start.sequence].planned_at = time.monotonic()
-            self._flights.append((plan, self._runner.submit(plan)))
+            ahead = bool(self._flights)
+            self._flights.append(Flight(plan, self._runner.submit(plan), ahead))
             self._scheduler.commit(plan)
         elif not self._flights:
             assert not self._roster.live, "there is work, and neither is anything in flight nor can anything be planned"
             return
         if plan is None or len(self._flights) >= self._config.steps_in_flight:
-            self._apply(*self._flights.popleft())
+            self._apply(self._flights.popleft())
 
-    def _apply(self, plan: StepPlan, handle: Any) -> None:
+    def _apply(self, flight: Flight) -> None:
         """Wait for a plan, and send out what it produced."""
-        result = self._runner.finish(handle)
+        result = self._runner.finish(flight.handle)
         self._watchdog.beat()
-        now, news = time.monotonic(), []
-        for sampled in result.sampled:
-            sequence = self._roster.live.get(sampled.sequence)
-            if sequence is not None:  # else it ended while this was in flight: stopped or cancelled
+        self._prompt_speed.add(flight.plan.rows, result.seconds)
+        now, news = time.monotonic(), list[News]()
+        gap = None if self._rested_at is None else max(now - self._rested_at - result.seconds, 0.0)
+        self._rested_at = now
+        self._speculation.finished(flight.plan, result, gap, flight.ahead)
+        drafters = {chunk.sequence: (chunk.drafter, chunk.drafts) for chunk in flight.plan.chunks if chunk.drafts}
+        for number, group in groupby(result.sampled, attrgetter("sequence")):
+            sequence, tokens = self._roster.live.get(number), tuple(group)
+            if sequence is None:  # it ended while this was in flight: stopped or cancelled
+                continue
+            right = sequence.arrived(len(tokens))
+            if number in drafters:
+                self._speculation.verified(sequence, *drafters[number], right)
+            for sampled in tokens:
                 news.append(self._finish.apply(sequence, sampled, now))
                 if news[-1].event.finish is not None:
-                    self._roster.end(sequence)
+                    self._end(sequence)
+                    break
         self._send(news)
-        self._observer.stepped(plan, result, self._roster.state())
+        self._observer.stepped(flight.plan, result, self._roster.state())
+
+    def _end(self, sequence: request.Sequence) -> None:
+        self._roster.end(sequence)
+        self._speculation.forget(sequence)
 
     # Orders, and the end.
 
@@ -239,7 +287,7 @@ class Engine:
         now, news = time.monotonic(), []
         for sequence in state.sequences:
             if sequence.id in self._roster.live:
-                self._roster.end(sequence)
+                self._end(sequence)
                 news.append(News(state, last_event(sequence, FinishReason.CANCELLED, now), None))
         self._send(news)
 

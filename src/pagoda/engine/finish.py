@@ -33,7 +33,6 @@ class Finish:
 
     def apply(self, sequence: Sequence, sampled: Sampled, now: float) -> News:
         """Append a sequence's newest token."""
-        sequence.pending -= 1
         sequence.output.append(sampled.token)
         gap = None if sequence.last_token_at is None else now - sequence.last_token_at
         sequence.last_token_at = now
@@ -89,5 +88,7 @@ def last_event(
         cached_tokens=cache.matched if cache else 0,
         cache=cache,
         timings=timings,
+        accepted_drafts=sequence.accepted,
+        rejected_drafts=sequence.rejected,
         error=error,
     )

@@ -23,13 +23,21 @@ class Outline:
         self.starts: list[SequenceStart] = []
         self.copies: list[PageCopy] = []
 
-    def add(self, sequence: Sequence, size: int, extension: Extension, pages: Tables) -> None:
-        """Place the next `size` tokens of a sequence, whose pages cover them."""
+    def add(
+        self,
+        sequence: Sequence,
+        size: int,
+        extension: Extension,
+        pages: Tables,
+        drafter: str = "",
+        drafts: tuple[int, ...] = (),
+    ) -> None:
+        """Place the next `size` tokens of a sequence and some drafts, all of which its pages cover."""
         start, end = sequence.computed, sequence.computed + size
-        tokens = sequence.tokens(start, end)
-        self.chunks.append(Chunk(sequence.id, start, tokens, pages, end == sequence.known))
+        tokens = sequence.tokens(start, end) + drafts
+        self.chunks.append(Chunk(sequence.id, start, tokens, pages, end == sequence.known, len(drafts), drafter))
         self.placed[sequence.id] = sequence
-        self.rows -= size
+        self.rows -= len(tokens)
         self.copies.extend(extension.copies)
         if not sequence.started:
             sequence.started = True
@@ -40,4 +48,5 @@ class Outline:
         for chunk, sequence in zip(self.chunks, self.placed.values(), strict=True):
             sequence.computed = chunk.end
             sequence.pending += chunk.samples
+            sequence.drafting = chunk.drafts
         return StepPlan(number, tuple(self.chunks), tuple(self.starts), tuple(self.copies), ends)

@@ -30,7 +30,7 @@ class Pinning:
         self._submit = submit
         self._numbers = count(1)
 
-    def pin(self, prompt: Sequence[int], owner: str) -> Future[PinInfo]:
+    def pin(self, prompt: Sequence[int], owner: str, shared: bool, name: str) -> Future[PinInfo]:
         """As `Engine.pin`."""
         number = next(self._numbers)
         request = validate(
@@ -38,21 +38,25 @@ class Pinning:
         )
         if not self._cache.prefixes:
             raise InvalidRequest("nothing can be pinned: the engine was started without its prefix cache")
+        pinned: Future[PinInfo] = Future()
+        before = self._cache.pinned(owner, request.prompt, shared)
+        if before is not None:
+            pinned.set_result(before)
+            return pinned
         if not self._cache.pin_fits(len(request.prompt)):
             raise self._too_much(request)
-        pinned: Future[PinInfo] = Future()
 
         def sink(event: TokenEvent) -> None:
             if event.finish is not None and pinned.set_running_or_notify_cancel():
                 try:
-                    pinned.set_result(self._conclude(number, request, event))
+                    pinned.set_result(self._conclude(number, request, event, shared, name))
                 except Exception as error:
                     pinned.set_exception(error)
 
         self._submit(request, sink)
         return pinned
 
-    def _conclude(self, number: int, request: GenerateRequest, event: TokenEvent) -> PinInfo:
+    def _conclude(self, number: int, request: GenerateRequest, event: TokenEvent, shared: bool, name: str) -> PinInfo:
         """On the engine's thread, before the next step is planned: what it computed is in the cache, unless it lost its
         pages to older sequences while its token was in flight.
         """
@@ -60,9 +64,12 @@ class Pinning:
             raise InvalidRequest("the prefix was cancelled before it was computed")
         if event.error is not None:
             raise event.error
+        before = self._cache.pinned(request.tenant, request.prompt, shared)
+        if before is not None:
+            return before
         if not self._cache.pin_fits(len(request.prompt)):  # others were pinned meanwhile
             raise self._too_much(request)
-        info = self._cache.pin(number, request.tenant, request.prompt)
+        info = self._cache.pin(number, request.tenant, request.prompt, shared, name)
         if info is None:
             raise MemoryLimit("others took the pages of the prefix before it could be pinned: try again later")
         return info

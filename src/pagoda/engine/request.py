@@ -35,7 +35,12 @@ class Sequence:
     output: list[int] = field(default_factory=list)
     """Tokens generated whose values have arrived."""
     pending: int = 0
-    """Tokens that plans in flight will produce."""
+    """Tokens that plans in flight will produce; of one with drafts, the one that is certain."""
+    drafting: int = 0
+    """Drafts in flight."""
+    accepted: int = 0
+    """Drafts that were right."""
+    rejected: int = 0
     computed: int = 0
     """Tokens whose KV is computed once the plans handed over have run."""
     cached: int = 0
@@ -70,8 +75,15 @@ class Sequence:
         """Where the choices of one request part: all but the prompt's last token, whose logits each samples anew."""
         return len(self.prompt) - 1
 
+    @property
+    def speculates(self) -> bool:
+        """Whether the step may verify drafts of it: it has an output, and the client has nothing against it."""
+        return self.known > len(self.prompt) and self.state.request.speculate
+
     def due(self) -> int:
         """How many tokens can be computed now. 0: its last is in flight, or it must wait for values in flight."""
+        if self.drafting:
+            return 0
         values = len(self.prompt) + len(self.output)
         known = values + self.pending
         if known >= self.limit:
@@ -91,11 +103,22 @@ class Sequence:
         """How it is made known to the runner."""
         return SequenceStart(self.id, self.prompt, self.state.request.params, self.choice)
 
+    def arrived(self, tokens: int) -> int:
+        """A plan gave so many tokens, which are about to join the output; how many drafts of it were right."""
+        right, asked, self.drafting = tokens - 1, self.drafting, 0
+        self.pending -= 1
+        self.accepted += right
+        self.rejected += asked - right
+        if self.holds_pages:
+            self.computed += right
+        return right
+
     def check(self) -> None:
         """Assert the order of the lengths, and that no more is in flight than was planned."""
         assert 0 <= self.cached <= self.computed <= self.known <= self.limit, f"lengths of {self}"
         assert self.holds_pages or self.computed == 0, f"computed without pages: {self}"
         assert self.pending >= 0, f"more tokens than planned: {self}"
+        assert self.known + self.drafting <= self.limit, f"drafts past the end: {self}"
 
 
 class RequestState:

@@ -82,6 +82,7 @@ class Roster:
         are on their way already.
         """
         victim = self.running.pop()
+        assert not victim.drafting, "a sequence loses its pages while drafts of it are verified"
         self._give_back(victim)
         victim.preemptions += 1
         if victim.known < victim.limit:
@@ -106,8 +107,8 @@ class Roster:
 
     def state(self) -> EngineState:
         """Gauges."""
-        cache = self._cache
-        return EngineState(len(self.running), len(self.waiting), cache.used, cache.total, cache.idle)
+        cache, running, waiting = self._cache, len(self.running), len(self.waiting)
+        return EngineState(running, waiting, cache.used, cache.total, cache.idle, cache.fixed)
 
     def check(self) -> None:
         """Assert that each sequence is in its place, in order, and that lengths and pages agree."""
@@ -144,4 +145,4 @@ def _explanation(match: Match) -> CacheExplanation:
     cause = match.cause
     if cause is CacheCause.OTHER_KEY:
         cause = CacheCause.DIFFERENT if match.differs else CacheCause.NEVER_SEEN
-    return CacheExplanation(match.length, cause)
+    return CacheExplanation(match.length, cause, match.instead)

@@ -7,13 +7,18 @@ others' tokens after Agrawal et al. 2024, "Sarathi-Serve".
 
 from __future__ import annotations
 
+import logging
+
 from pagoda.cache import Extension, KVCache, Match
 from pagoda.config import SchedulerConfig
 from pagoda.engine.outline import Outline
 from pagoda.engine.request import Sequence
 from pagoda.engine.roster import Roster
+from pagoda.engine.speculation.controller import Controller
 from pagoda.obs.observer import Observer
 from pagoda.plan import StepPlan
+
+_log = logging.getLogger(__name__)
 
 
 class Scheduler:
@@ -23,10 +28,18 @@ class Scheduler:
     What could never fit was refused before (`admission`): so every sequence becomes the oldest, or ends earlier.
     """
 
-    def __init__(self, config: SchedulerConfig, roster: Roster, cache: KVCache, observer: Observer) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        roster: Roster,
+        cache: KVCache,
+        observer: Observer,
+        speculation: Controller | None = None,
+    ) -> None:
         self._roster = roster
         self._cache = cache
         self._observer = observer
+        self._speculation = speculation or Controller()
         self._rows = config.chunk
         self._slots = config.max_num_seqs
         self._steps = 0
@@ -35,9 +48,14 @@ class Scheduler:
         self._limiters = (self._rows_left, self._up_to_fork)
 
     def schedule(self) -> StepPlan | None:
-        """The next step, or None if nothing can be computed before a plan in flight is finished."""
+        """The next step, or None if nothing can be computed before a plan in flight is finished.
+
+        A plan with drafts must be finished before: how long its sequences are depends on it.
+        """
         running, waiting = self._roster.running, self._roster.waiting
         self._outline = outline = Outline(self._rows)
+        alone = not waiting and all(sequence.computed >= sequence.known - 1 for sequence in running)
+        self._speculation.open(len(running), self._rows, alone)
         index = 0
         while index < len(running):  # preemption shortens the list at its end
             self._place(running[index])
@@ -71,13 +89,24 @@ class Scheduler:
         size = sequence.due()
         for limiter in self._limiters:
             size = min(size, limiter(sequence))
-        if size > 0:
-            extension = self._make_room(sequence, sequence.computed + size)
-            if extension is not None:
-                self._outline.add(sequence, size, extension, self._cache.table(sequence.id))
+        if size <= 0:
+            return
+        end = sequence.computed + size
+        drafter, drafts = self._speculation.draft(sequence) if size == 1 and end == sequence.known else ("", ())
+        if drafts:
+            extension = self._cache.extend(sequence.id, sequence.computed, end + len(drafts))
+            if extension.fits:  # nobody loses a page for a guess
+                self._outline.add(sequence, size, extension, self._cache.table(sequence.id), drafter, drafts)
+                return
+        room = self._make_room(sequence, end)
+        if room is not None:
+            self._outline.add(sequence, size, room, self._cache.table(sequence.id))
 
     def _rows_left(self, _: Sequence) -> int:
-        """Only the youngest that runs can have more than one token due, and it comes last: nobody's row is taken."""
+        """Only the youngest that runs can have more than one token due, and it comes last: nobody's row is taken.
+
+        Drafts have the rows that are left over if everybody has one.
+        """
         return self._outline.rows
 
     def _up_to_fork(self, sequence: Sequence) -> int:
@@ -94,7 +123,9 @@ class Scheduler:
                 return None  # it keeps its pages and waits: an older one takes them if it must
             victim = self._roster.preempt()
             assert victim.id not in self._outline.placed, "a sequence loses pages that this step writes to"
-            self._observer.preempted(victim.state.request.id)
+            name, older = victim.state.request.id, sequence.state.request.id
+            _log.info("request %s, choice %d, lost its pages to %s, which is older", name, victim.choice, older)
+            self._observer.preempted(name)
         return extension
 
     # Admission: the head of the queue comes in if every gate lets it; nobody overtakes it.

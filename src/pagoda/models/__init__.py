@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from pagoda.backends.ops import Model, RopeTable, StoredFormat, StoredTensor, Weight
+from pagoda.backends.ops import RopeTable, StoredFormat, StoredTensor, Weight
 from pagoda.errors import ModelError, ModelFileError, UnsupportedModel
 from pagoda.models.config import Config
 from pagoda.models.decoder import Decoder
@@ -163,7 +163,7 @@ def _family_of(source: Source) -> type[Decoder]:
     return family(Metadata(source.name, source.architecture, source.metadata))
 
 
-def outline(source: Source, config: Config, weight: Callable[[str], Weight]) -> Model:
+def outline(source: Source, config: Config, weight: Callable[[str], Weight]) -> Decoder:
     """The model over weights that stand in for its own, with no rotary angles: to count with, not to run."""
     tables = [RopeTable(none := np.zeros((0, n // 2), np.float32), none, True) for n in config.table_dims]
     return _family_of(source)(config, weight, tables)
@@ -175,7 +175,7 @@ def build(
     pack: Callable[[Sequence[StoredTensor]], Sequence[Weight]],
     rope: RopeMaker,
     positions: int,
-) -> Model:
+) -> Decoder:
     """Read and pack every tensor, a few at a time, and put the model together.
 
     Args:

@@ -35,6 +35,23 @@ class Metric:
     buckets: tuple[float, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Lookups:
+    """What the prefix cache was asked for, and what came of it."""
+
+    found_tokens: int
+    requests: dict[CacheCause, int]
+    """By why no more was found."""
+    missed_tokens: dict[CacheCause, int]
+    """By why they were not found; no prompt's last token is among them."""
+
+    @property
+    def hit_rate(self) -> float | None:
+        """Tokens found of those that could have been; None before the first."""
+        asked = self.found_tokens + sum(self.missed_tokens.values())
+        return self.found_tokens / asked if asked else None
+
+
 METRICS = (
     Metric("pagoda_ttft_seconds", Histogram, "From arrival to the first token of a sequence.", (), LONG),
     Metric("pagoda_itl_seconds", Histogram, "Each single gap between tokens of a sequence.", (), SHORT),
@@ -52,12 +69,19 @@ METRICS = (
     Metric(
         "pagoda_prefix_matches_total", Counter, "Requests looked up in the cache, by why no more was found.", ("cause",)
     ),
+    Metric(
+        "pagoda_prefix_missed_tokens_total",
+        Counter,
+        "Prompt tokens that had to be computed (but the last, which always is), by why they were not found.",
+        ("cause",),
+    ),
     Metric("pagoda_generation_tokens_total", Counter, "Tokens generated."),
     Metric("pagoda_preemptions_total", Counter, "Sequences that lost their pages and were recomputed."),
     Metric("pagoda_running_sequences", Gauge, "Sequences that hold pages."),
     Metric("pagoda_waiting_sequences", Gauge, "Sequences that hold none."),
     Metric("pagoda_pages_used", Gauge, "KV pages in use, over all groups."),
     Metric("pagoda_pages_cached", Gauge, "KV pages that hold prefixes and nothing else, over all groups."),
+    Metric("pagoda_pages_pinned", Gauge, "KV pages that pins hold, over all groups; they are among those in use."),
     Metric("pagoda_pages", Gauge, "KV pages there are, over all groups."),
     Metric("pagoda_step_seconds", Histogram, "What the machine room worked on a step.", (), SHORT),
     Metric("pagoda_step_rows", Histogram, "Tokens computed in a step.", (), COUNTS),
@@ -121,6 +145,7 @@ class PrometheusObserver:
         self.queues(state.running, state.waiting)
         self._metrics["pagoda_pages_used"].set(state.pages_used)
         self._metrics["pagoda_pages_cached"].set(state.pages_cached)
+        self._metrics["pagoda_pages_pinned"].set(state.pages_pinned)
         self._metrics["pagoda_pages"].set(state.pages_total)
 
     def emitted(self, event: TokenEvent, gap: float | None) -> None:
@@ -134,8 +159,6 @@ class PrometheusObserver:
 
     def _finished(self, event: TokenEvent) -> None:
         self._metrics["pagoda_sequences_finished_total"].labels(str(event.finish)).inc()
-        if event.index == 0:  # the choices share one prompt
-            self._metrics["pagoda_cached_prompt_tokens_total"].inc(event.cached_tokens)
         self._metrics["pagoda_sequence_completion_tokens"].observe(event.completion_tokens)
         timings, tokens = event.timings, event.completion_tokens
         if timings is None or tokens == 0:
@@ -150,6 +173,18 @@ class PrometheusObserver:
         """A sequence lost its pages and will be recomputed."""
         self._metrics["pagoda_preemptions_total"].inc()
 
-    def matched(self, request: GenerateRequest, found: int, cause: CacheCause) -> None:  # noqa: ARG002
-        """A request was looked up in the cache."""
+    def matched(self, request: GenerateRequest, found: int, cause: CacheCause) -> None:
+        """A request was looked up in the cache: once, however many choices share its prompt."""
         self._metrics["pagoda_prefix_matches_total"].labels(str(cause)).inc()
+        self._metrics["pagoda_cached_prompt_tokens_total"].inc(found)
+        self._metrics["pagoda_prefix_missed_tokens_total"].labels(str(cause)).inc(len(request.prompt) - 1 - found)
+
+    def lookups(self) -> Lookups:
+        """What the prefix cache has been asked for so far."""
+        counts = {cause: self._count("pagoda_prefix_matches_total", cause) for cause in CacheCause}
+        missed = {cause: self._count("pagoda_prefix_missed_tokens_total", cause) for cause in CacheCause}
+        return Lookups(self._count("pagoda_cached_prompt_tokens_total"), counts, missed)
+
+    def _count(self, name: str, cause: CacheCause | None = None) -> int:
+        labels = {} if cause is None else {"cause": str(cause)}
+        return int(self.registry.get_sample_value(name, labels) or 0)

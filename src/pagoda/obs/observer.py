@@ -25,6 +25,8 @@ class EngineState:
     pages_total: int = 0
     pages_cached: int = 0
     """Pages that hold prefixes and nothing else; not among those used."""
+    pages_pinned: int = 0
+    """Pages that pins hold; they are among those used."""
 
 
 class Observer(Protocol):

@@ -1,4 +1,7 @@
-"""From a plan to the arrays of one step. Knows sequences by number; knows nothing of requests or text."""
+"""From a plan to the arrays of one step. Knows sequences by number; knows nothing of requests or text.
+
+If the drafter has a model of its own, its KV groups come after the model's, in tables and copies.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +11,28 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pagoda.backends.ops import Draw, Ints, Step
-from pagoda.plan import LAST, Chunk, SequenceStart, StepPlan
+from pagoda.plan import GUESS, LAST, Chunk, SequenceStart, StepPlan
 from pagoda.types import SamplingParams
 
 
 @dataclass(slots=True)
-class _Known:
+class Known:
     """What is kept of a sequence between plans."""
 
     slot: int
+    prompt: tuple[int, ...]
     params: SamplingParams
     choice: int
+    guesses: int | None = None
+    """Slot of what the runner's own drafter guesses for it, from the first time on."""
+    fed: int = 0
+    """Tokens whose KV the drafter's own model has computed, if it has one."""
     tables: dict[int, tuple[tuple[int, ...], Ints]] = field(default_factory=dict)
     """Per KV group, the plan's table and the array made of it: a table is the same object until it changes."""
+
+    def slots(self) -> tuple[int, ...]:
+        """All that it has taken."""
+        return (self.slot,) if self.guesses is None else (self.slot, self.guesses)
 
 
 class Batcher:
@@ -28,45 +40,68 @@ class Batcher:
 
     def __init__(self, groups: int) -> None:
         self._groups = groups
-        self._known: dict[int, _Known] = {}
+        self.known: dict[int, Known] = {}
+        """Of each sequence."""
         self._free: list[int] = []
         self._slots = 0
 
     def batch(self, plan: StepPlan) -> tuple[Step, list[Draw]]:
-        """The step of one plan, and a draw for each chunk that samples, in the plan's order."""
+        """The step of one plan, and a draw for each chunk that samples, in the plan's order, with its drafts."""
         starts = tuple(self._start(start) for start in plan.starts)
-        chunks = [(self._known[c.sequence], c) for c in plan.chunks]
+        chunks = [(self.known[c.sequence], c) for c in plan.chunks]
+        for known, chunk in chunks:
+            known.fed = min(known.fed, chunk.start)  # what comes after is written over, or was never right
+        guesses = any(GUESS in c.tokens for c in plan.chunks)
         counts = [len(c.tokens) for c in plan.chunks]
         ends = np.cumsum(counts, dtype=np.int32)
         step = Step(
-            ids=np.array([t for c in plan.chunks for t in c.tokens], np.int32),
+            ids=np.array([t for c in plan.chunks for t in (_numbered(c) if guesses else c.tokens)], np.int32),
             positions=_positions(plan.chunks),
             sequences=np.repeat(np.arange(len(counts), dtype=np.int32), counts),
-            tables=tuple(self._table(chunks, group) for group in range(self._groups)),
-            sampled=(ends - 1)[[c.samples for c in plan.chunks]],
+            tables=tuple(self.table(chunks, group) for group in range(self._groups)),
+            sampled=np.array(
+                [
+                    r
+                    for c, end in zip(plan.chunks, ends.tolist(), strict=True)
+                    if c.samples
+                    for r in range(end - 1 - c.drafts, end)
+                ],
+                np.int32,
+            ),
             slots=np.array([known.slot for known, _ in chunks], np.int32),
-            copies=tuple((c.group, c.source, c.target, c.slots) for c in plan.copies),
+            guesses=np.array([known.guesses or 0 for known, _ in chunks] if guesses else [], np.int32),
+            copies=tuple((c.group, c.source, c.target, c.slots) for c in plan.copies if c.group < self._groups),
             starts=starts,
         )
-        draws = [_draw(known, chunk) for known, chunk in chunks if chunk.samples]
+        draws = [draw_of(known, chunk) for known, chunk in chunks if chunk.samples]
         for sequence in plan.ends:
-            self._free.append(self._known.pop(sequence).slot)
+            self._free.extend(self.known.pop(sequence).slots())
         return step, draws
 
     def check(self) -> None:
         """Assert that every slot is free or has one sequence."""
-        taken = [known.slot for known in self._known.values()]
+        taken = [slot for known in self.known.values() for slot in known.slots()]
         assert sorted(taken + self._free) == list(range(self._slots)), (taken, self._free, self._slots)
 
     def _start(self, start: SequenceStart) -> tuple[int, Ints]:
-        if self._free:
-            slot = self._free.pop()
-        else:
-            slot, self._slots = self._slots, self._slots + 1
-        self._known[start.sequence] = _Known(slot, start.params, start.choice)
+        slot = self._take_slot()
+        self.known[start.sequence] = Known(slot, start.prompt, start.params, start.choice)
         return slot, np.array(start.prompt, np.int32)
 
-    def _table(self, chunks: list[tuple[_Known, Chunk]], group: int) -> Ints:
+    def guess_slot(self, known: Known) -> int:
+        """Where guesses for a sequence go."""
+        if known.guesses is None:
+            known.guesses = self._take_slot()
+        return known.guesses
+
+    def _take_slot(self) -> int:
+        if self._free:
+            return self._free.pop()
+        self._slots += 1
+        return self._slots - 1
+
+    def table(self, chunks: list[tuple[Known, Chunk]], group: int) -> Ints:
+        """Page tables of one KV group, [chunks, widest]."""
         rows = []
         for known, chunk in chunks:
             pages = chunk.pages[group]
@@ -81,10 +116,17 @@ class Batcher:
 
 
 def _positions(chunks: Iterable[Chunk]) -> Ints:
-    return np.array([p for c in chunks for p in range(c.start, c.end)], np.int32)
+    return np.array([p for c in chunks for p in range(c.start, c.start + len(c.tokens))], np.int32)
 
 
-def _draw(known: _Known, chunk: Chunk) -> Draw:
+def _numbered(chunk: Chunk) -> tuple[int, ...]:
+    """Its tokens, each guess by its number: -2 is the first of them, -3 the second."""
+    first = len(chunk.tokens) - chunk.drafts
+    return tuple(GUESS - (i - first) if t == GUESS else t for i, t in enumerate(chunk.tokens))
+
+
+def draw_of(known: Known, chunk: Chunk) -> Draw:
+    """How a chunk's rows are sampled."""
     p = known.params
     assert p.seed is not None, "a request's seed is drawn when it is admitted"
     return Draw(
@@ -100,7 +142,8 @@ def _draw(known: _Known, chunk: Chunk) -> Draw:
         presence=p.presence_penalty,
         top_k=p.top_k,
         logprobs=-1 if p.logprobs is None else p.logprobs,
+        drafts=chunk.drafts,
     )
 
 
-assert LAST == -1, "Step.ids takes -1 for the token sampled last, as plans do"
+assert (LAST, GUESS) == (-1, -2), "Step.ids takes the same for the token sampled last and the first guess"

@@ -8,8 +8,11 @@ from typing import Protocol
 from pagoda.backends import open_backend
 from pagoda.backends.cpu import CpuBackend, rope_table
 from pagoda.config import EngineConfig
+from pagoda.errors import InvalidConfig
 from pagoda.models import Source, build, read_config
+from pagoda.models.decoder import Decoder
 from pagoda.plan import Capacity
+from pagoda.runner.guessing import Guesser
 from pagoda.runner.runner import Runner
 from pagoda.runner.sizing import Sizing
 
@@ -29,30 +32,63 @@ def fingerprint(digest: str, config: EngineConfig, backend: CpuBackend, variant:
     return "pagoda-" + hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
-def load_runner(source: Digested, config: EngineConfig, sizing: Sizing) -> Runner:
+def load_runner(source: Digested, config: EngineConfig, sizing: Sizing, drafter: Source | None = None) -> Runner:
     """Open the backend, pack the weights, commit the KV pages.
 
+    Args:
+        source: the model's file.
+        config: as `sizing` was told.
+        sizing: how many pages.
+        drafter: the file of the model that guesses drafts, if `speculate` names one.
+
     Raises:
-        ModelFileError, UnsupportedModel: the file.
+        ModelFileError, UnsupportedModel: a file.
+        InvalidConfig: the drafter does not go with the model.
         MemoryLimit: the machine has less than `sizing` was told.
     """
     backend = open_backend("cpu", activations=config.model.activations, threads=config.machine.threads)
     assert isinstance(backend, CpuBackend)
-    shape = read_config(source)
-    model = build(
-        source,
-        shape,
-        backend.weights,
-        rope_table,
-        sizing.longest,  # a file may promise any length: angles are made for what pages can hold
-    )
+    model = _build(source, backend, sizing)
+    page_size, kv_format = config.machine.page_size, config.model.kv_format
     pages = (sizing.pages,) * len(sizing.groups)
-    store = backend.kv_store(sizing.groups, pages, config.machine.page_size, config.model.kv_format)
+    store = backend.kv_store(sizing.groups, pages, page_size, kv_format)
     capacity = Capacity(
-        pages=pages,
-        page_size=config.machine.page_size,
+        pages=pages + (sizing.pages,) * len(sizing.drafter_groups),
+        page_size=page_size,
         max_model_len=sizing.longest,
         vocabulary=model.vocabulary,
-        fingerprint=fingerprint(source.digest(), config, backend, shape.variant(sizing.longest)),
+        fingerprint=fingerprint(source.digest(), config, backend, model.config.variant(sizing.longest)),
+        unit_bytes=sum(sizing.page_bytes) + sizing.drafter_page_bytes,
     )
-    return Runner(backend, model, store, capacity)
+    guesser = None
+    if drafter is not None:
+        other = _build(drafter, backend, sizing)
+        if other.vocabulary != model.vocabulary:
+            raise InvalidConfig(
+                f"{drafter.name} has {other.vocabulary} tokens and {source.name} {model.vocabulary}: "
+                "a drafter must have the vocabulary of the model it drafts for"
+            )
+        own = backend.kv_store(sizing.drafter_groups, pages[:1] * len(sizing.drafter_groups), page_size, kv_format)
+        guesser = Guesser(backend, other, other.layers, own, first_group=len(sizing.groups))
+    elif layers := guess_layers(config.scheduler.speculate, model.layers):
+        guesser = Guesser(backend, model, layers, store)
+    return Runner(backend, model, store, capacity, guesser)
+
+
+def _build(source: Source, backend: CpuBackend, sizing: Sizing) -> Decoder:
+    """Its weights packed; a file may promise any length, angles are made for what pages can hold."""
+    return build(source, read_config(source), backend.weights, rope_table, sizing.longest)
+
+
+def guess_layers(speculate: str, layers: int) -> int:
+    """How many layers guess, by `SchedulerConfig.speculate`; 0 if they are not asked to.
+
+    Raises:
+        InvalidConfig: the model has not that many.
+    """
+    kind, _, count = speculate.partition(":")
+    if kind != "self":
+        return 0
+    if int(count) >= layers:
+        raise InvalidConfig(f"speculate={speculate}: the model has {layers} layers: name 1 to {layers - 1}")
+    return int(count)

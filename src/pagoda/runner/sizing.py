@@ -16,6 +16,7 @@ from pagoda.backends.ops import KVGroup
 from pagoda.config import EngineConfig
 from pagoda.errors import InvalidConfig, MemoryLimit
 from pagoda.models import Source, outline, read_config, stored
+from pagoda.plan import MOST_OF_STEP
 from pagoda.runner.runner import whole_model
 
 KV_SHARE = 0.6
@@ -65,6 +66,11 @@ class Sizing:
     """Rotary angles, in Python and in the program."""
     step: int
     """Buffers of the largest step: they grow to it as steps ask for it."""
+    drafter_weights: int = 0
+    """Of the model that guesses drafts, packed."""
+    drafter_groups: tuple[KVGroup, ...] = ()
+    drafter_page_bytes: int = 0
+    """Of one page of each of its groups: it has as many as the model."""
 
     @property
     def weight_bytes(self) -> int:
@@ -73,18 +79,18 @@ class Sizing:
 
     @property
     def token_bytes(self) -> int:
-        """KV of one token in all layers, rounded up."""
+        """KV of one token in all layers of the model, rounded up."""
         return -(-sum(self.page_bytes) // self.page_size)
 
     @property
     def kv_bytes(self) -> int:
-        """All pages."""
-        return self.pages * sum(self.page_bytes)
+        """All pages, the drafter's too."""
+        return self.pages * (sum(self.page_bytes) + self.drafter_page_bytes)
 
     @property
     def kv_limit(self) -> int:
         """Most that KV may take here."""
-        return _kv_limit(self.free, self.weight_bytes)
+        return _kv_limit(self.free, self.weight_bytes + self.drafter_weights)
 
     @property
     def longest(self) -> int:
@@ -94,7 +100,7 @@ class Sizing:
     @property
     def started(self) -> int:
         """What a started engine has taken: weights, pages, rotary angles."""
-        return self.weight_bytes + self.kv_bytes + self.rope
+        return self.weight_bytes + self.drafter_weights + self.kv_bytes + self.rope
 
     def sequences(self, tokens: int) -> int:
         """How many sequences of this length fit at once, however many may run."""
@@ -116,8 +122,8 @@ def page_bytes(group: KVGroup, page_size: int, kv_format: str) -> int:
     return group.layers * group.heads * (-(-page_size * slot // 2) * 2)
 
 
-def size(source: Source, config: EngineConfig, free: int) -> Sizing:
-    """Size an engine for a machine with `free` bytes.
+def size(source: Source, config: EngineConfig, free: int, drafter: Source | None = None) -> Sizing:
+    """Size an engine for a machine with `free` bytes; `drafter` is the model that guesses drafts, if there is one.
 
     Raises:
         ModelFileError, UnsupportedModel: the file.
@@ -135,7 +141,9 @@ def size(source: Source, config: EngineConfig, free: int) -> Sizing:
         lambda ops: whole_model(model, ops), {n: form for n, (form, _) in forms.items()}, config.model.activations
     )
     each = tuple(page_bytes(g, config.machine.page_size, config.model.kv_format) for g in model.groups)
-    pages = _pages(sum(each), config, longest, free, sum(packed.values()))
+    drafter_weights, drafter_groups = _drafter(drafter, longest) if drafter else (0, ())
+    drafter_each = sum(page_bytes(g, config.machine.page_size, config.model.kv_format) for g in drafter_groups)
+    pages = _pages(sum(each) + drafter_each, config, longest, free, sum(packed.values()) + drafter_weights)
     return Sizing(
         model=source.architecture,
         weights=_by_format(forms, packed),
@@ -151,7 +159,22 @@ def size(source: Source, config: EngineConfig, free: int) -> Sizing:
         pages=pages,
         rope=2 * 2 * 4 * min(longest, pages * config.machine.page_size) * (sum(shape.table_dims) // 2),
         step=_step(counts, config),
+        drafter_weights=drafter_weights,
+        drafter_groups=drafter_groups,
+        drafter_page_bytes=drafter_each,
     )
+
+
+def _drafter(source: Source, longest: int) -> tuple[int, tuple[KVGroup, ...]]:
+    """(bytes of its weights, its KV groups)."""
+    shape = read_config(source)
+    if shape.context < longest:
+        raise InvalidConfig(
+            f"{source.name} cannot draft for sequences of {longest} tokens, it was trained for {shape.context}: "
+            f"set max_model_len to {shape.context} or less"
+        )
+    sizes = (packed_bytes(name, form, dims) for name, (form, dims) in stored(source, shape).items())
+    return sum(sizes), shape.groups
 
 
 def _by_format(forms: dict[str, tuple[str, tuple[int, ...]]], packed: dict[str, int]) -> tuple[WeightSize, ...]:
@@ -171,9 +194,9 @@ def _product(dims: Iterable[int]) -> int:
 
 
 def _step(counts: Footprint, config: EngineConfig) -> int:
-    return counts.row * config.scheduler.chunk + counts.sampled_row * min(
-        config.scheduler.max_num_seqs, config.scheduler.chunk
-    )
+    scheduler = config.scheduler
+    drafts = 0 if scheduler.speculate == "off" else MOST_OF_STEP
+    return counts.row * scheduler.chunk + counts.sampled_row * min(scheduler.max_num_seqs + drafts, scheduler.chunk)
 
 
 def _kv_limit(free: int, weights: int) -> int:

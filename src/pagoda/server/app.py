@@ -16,12 +16,15 @@ from pagoda.config import ServerConfig
 from pagoda.errors import PagodaError
 from pagoda.obs.metrics import PrometheusObserver
 from pagoda.server.asgi import FrontDoor, error_response
+from pagoda.server.cache import clear_cache, show_cache
 from pagoda.server.desk import Desk
 from pagoda.server.errors import HttpFailure
-from pagoda.server.health import health, metrics
+from pagoda.server.health import Readiness, health, metrics, ready
+from pagoda.server.identity import Identify, one_tenant
 from pagoda.server.openai.chat import chat_completions
 from pagoda.server.openai.completions import completions
 from pagoda.server.openai.models import list_models, show_model
+from pagoda.server.pins import Allowance, create_pin, delete_pin, list_pins, show_pin
 
 if TYPE_CHECKING:
     from pagoda.engine.engine import Engine
@@ -32,7 +35,14 @@ ROUTES = (
     Route("/v1/completions", completions, methods=["POST"]),
     Route("/v1/models", list_models, methods=["GET"]),
     Route("/v1/models/{model:path}", show_model, methods=["GET"]),
+    Route("/v1/cache", show_cache, methods=["GET"]),
+    Route("/v1/cache", clear_cache, methods=["DELETE"]),
+    Route("/v1/cache/pins", list_pins, methods=["GET"]),
+    Route("/v1/cache/pins", create_pin, methods=["POST"]),
+    Route("/v1/cache/pins/{id}", show_pin, methods=["GET"]),
+    Route("/v1/cache/pins/{id}", delete_pin, methods=["DELETE"]),
     Route("/health", health, methods=["GET"]),
+    Route("/health/ready", ready, methods=["GET"]),
     Route("/metrics", metrics, methods=["GET"]),
 )
 
@@ -43,6 +53,7 @@ def build_app(
     model: str,
     config: ServerConfig | None = None,
     observer: PrometheusObserver | None = None,
+    identify: Identify = one_tenant,
 ) -> Starlette:
     """The application over a started engine.
 
@@ -52,6 +63,7 @@ def build_app(
         model: The model's name in the API.
         config: Caps; `host` and `port` are not used here.
         observer: What `/metrics` shows: the one given to the engine.
+        identify: Says who calls.
     """
     app = Starlette(
         routes=ROUTES,
@@ -60,6 +72,9 @@ def build_app(
     )
     app.state.desk = Desk(engine, tokenizer, model, config or ServerConfig(), int(time.time()))
     app.state.observer = observer or PrometheusObserver()
+    app.state.identify = identify
+    app.state.readiness = Readiness()
+    app.state.allowance = Allowance()
     return app
 
 

@@ -18,8 +18,9 @@ from pagoda.config import ServerConfig
 from pagoda.engine.admission import validate
 from pagoda.engine.streams import EventStream, stream
 from pagoda.errors import Overloaded, PromptTooLong
+from pagoda.explain import PrefixExplanation, explain_prefix
 from pagoda.server.errors import HttpFailure
-from pagoda.types import GenerateRequest, SamplingParams, TokenEvent
+from pagoda.types import CacheExplanation, GenerateRequest, SamplingParams, TokenEvent
 
 if TYPE_CHECKING:
     from pagoda.engine.engine import Engine
@@ -103,7 +104,12 @@ class Desk:
             )
 
     def admit(
-        self, prompts: Sequence[Sequence[int]], params: SamplingParams, request_id: str, arrival: float
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: SamplingParams,
+        request_id: str,
+        arrival: float,
+        tenant: str = "",
     ) -> list[GenerateRequest]:
         """Validated requests for the prompts of one call; a seed that must be drawn is drawn once for them all.
 
@@ -113,9 +119,14 @@ class Desk:
         admitted: list[GenerateRequest] = []
         for number, prompt in enumerate(prompts):
             name = request_id if len(prompts) == 1 else f"{request_id}-{number}"
-            cap = self.config.max_output_tokens
             request = validate(
-                prompt, params, self.engine.capacity, request_id=name, arrival=arrival, max_output_tokens=cap
+                prompt,
+                params,
+                self.engine.capacity,
+                request_id=name,
+                arrival=arrival,
+                max_output_tokens=self.config.max_output_tokens,
+                tenant=tenant,
             )
             params = replace(params, seed=request.params.seed)
             admitted.append(request)
@@ -136,6 +147,23 @@ class Desk:
             async for place, event in events:
                 gathers[place].add(event)
         return [each.completion(self.fingerprint) for each in gathers]
+
+    async def explain(
+        self, requests: Sequence[GenerateRequest], caches: Sequence[CacheExplanation | None]
+    ) -> list[PrefixExplanation | None]:
+        """What was found of each request's prompt, and why no more; off the event loop, as a prompt may be long."""
+        capacity, speed = self.engine.capacity, self.engine.prompt_token_s()
+
+        def explained(request: GenerateRequest, cache: CacheExplanation | None) -> PrefixExplanation | None:
+            if cache is None:
+                return None
+            groups = len(capacity.pages)
+            return explain_prefix(self.tokenizer, request.prompt, cache, capacity.page_size, groups, speed)
+
+        def all_of_them() -> list[PrefixExplanation | None]:
+            return list(map(explained, requests, caches))
+
+        return await asyncio.to_thread(all_of_them)
 
 
 @lru_cache(maxsize=4)

@@ -1,6 +1,8 @@
-"""`GET /health` and `GET /metrics`: for probes and for Prometheus."""
+"""`GET /health`, `/health/ready` and `/metrics`: for probes and for Prometheus."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import msgspec
 from starlette.requests import Request
@@ -9,6 +11,14 @@ from starlette.responses import Response
 from pagoda.obs.metrics import PrometheusObserver
 from pagoda.server.asgi import json_response
 from pagoda.server.desk import Desk
+
+
+@dataclass(slots=True)
+class Readiness:
+    """Whether requests should come yet."""
+
+    waits_for: str = ""
+    """What is still to be done; empty once all is."""
 
 
 class HealthAnswer(msgspec.Struct):
@@ -23,11 +33,21 @@ class HealthAnswer(msgspec.Struct):
 
 async def health(request: Request) -> Response:
     """200 while the engine makes progress or has nothing to do; 503 with the reason once it is dead or stalled."""
+    return _answer(request, "")
+
+
+async def ready(request: Request) -> Response:
+    """As `health`, and 503 too until everything that was to be computed at the start is."""
+    readiness: Readiness = request.app.state.readiness
+    return _answer(request, readiness.waits_for)
+
+
+def _answer(request: Request, waits_for: str) -> Response:
     desk: Desk = request.app.state.desk
     state = desk.engine.health()
-    status = "ok" if state.alive else "dead"
-    answer = HealthAnswer(status, state.reason, desk.model, state.running, state.waiting)
-    return json_response(answer, 200 if state.alive else 503)
+    status = "dead" if not state.alive else "starting" if waits_for else "ok"
+    answer = HealthAnswer(status, state.reason or waits_for, desk.model, state.running, state.waiting)
+    return json_response(answer, 200 if status == "ok" else 503)
 
 
 async def metrics(request: Request) -> Response:

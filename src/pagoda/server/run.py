@@ -12,13 +12,13 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING
 
 import uvicorn
 
 from pagoda.config import ServerConfig
-from pagoda.errors import InvalidConfig
+from pagoda.errors import InvalidConfig, PagodaError
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -59,13 +59,15 @@ def url_of(sock: socket.socket) -> str:
 
 
 class _HttpServer(uvicorn.Server):
-    """uvicorn, but for the ready line, and signals: its own would end the process by the signal, not with exit 0."""
+    """uvicorn, but for signals: its own would end the process by the signal, not with exit 0."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listens = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        for sock in sockets or ():
-            with contextlib.suppress(BrokenPipeError):
-                print(f"ready {url_of(sock)}", flush=True)
+        self.listens.set()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -77,9 +79,23 @@ class Process:
 
     The first SIGINT or SIGTERM stops accepting, lets answers under way go on for `drain_s` seconds, ends those that are
     left, and exits 0. A second SIGINT exits at once.
+
+    Args:
+        app: the application.
+        engine: the one it serves; it is closed at the end.
+        sock: a bound socket.
+        prepare: what is to be done, on a thread, before the server is ready; meanwhile it listens, for probes.
+        drain_s: seconds for answers under way.
     """
 
-    def __init__(self, app: Starlette, engine: Engine, sock: socket.socket, drain_s: float = DRAIN_S) -> None:
+    def __init__(
+        self,
+        app: Starlette,
+        engine: Engine,
+        sock: socket.socket,
+        prepare: Callable[[], None] | None = None,
+        drain_s: float = DRAIN_S,
+    ) -> None:
         options = uvicorn.Config(
             app,
             lifespan="off",
@@ -89,29 +105,54 @@ class Process:
             timeout_graceful_shutdown=round(drain_s) + 5,
         )
         self._http, self._engine, self._sock, self._drain_s = _HttpServer(options), engine, sock, drain_s
+        self._app, self._prepare = app, prepare
+        if prepare is not None:
+            app.state.readiness.waits_for = "prompts are computed ahead"
         self._closing: asyncio.Future[None] | None = None
-        self._dead = ""
+        self._failure = ""
 
     def run(self) -> int:
-        """Serve; the exit code: 0 after a signal, 1 after the engine died."""
+        """Serve; the exit code: 0 after a signal, 1 after the engine died or could not be made ready."""
         with asyncio.Runner(loop_factory=self._http.config.get_loop_factory()) as runner:
             runner.run(self._serve())
-        if not self._dead:
+        if not self._failure:
             return 0
-        print(f"pagoda: the engine died: {self._dead}", file=sys.stderr, flush=True)
+        print(f"pagoda: {self._failure}", file=sys.stderr, flush=True)
         return 1
 
     async def _serve(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._signalled, number)
-        watch = asyncio.ensure_future(self._watch())
+        beside = [asyncio.ensure_future(work) for work in (self._watch(), self._get_ready())]
         try:
             await self._http.serve([self._sock])
         finally:
-            watch.cancel()
+            for work in beside:
+                work.cancel()
         if self._closing is not None:
             await self._closing
+
+    async def _get_ready(self) -> None:
+        """Once it listens: prepare, then say on standard output that it is ready."""
+        await self._http.listens.wait()
+        try:
+            if self._prepare is not None:
+                await asyncio.to_thread(self._prepare)
+        except Exception as error:
+            if not self._http.should_exit:  # else it was stopped, or the engine died
+                if not isinstance(error, PagodaError):
+                    logger.exception("the server could not be made ready")
+                self._fail(str(error))
+            return
+        if not self._http.should_exit:
+            self._app.state.readiness.waits_for = ""
+            with contextlib.suppress(BrokenPipeError):
+                print(f"ready {url_of(self._sock)}", flush=True)
+
+    def _fail(self, why: str) -> None:
+        self._failure = self._failure or why
+        self._http.should_exit = True
 
     def _signalled(self, number: int) -> None:
         if self._http.should_exit:
@@ -127,17 +168,16 @@ class Process:
         while not self._http.should_exit:
             health = self._engine.health()
             if not health.alive:
-                self._dead = health.reason
-                self._http.should_exit = True
+                self._fail(f"the engine died: {health.reason}")
             await asyncio.sleep(WATCH_S)
 
 
-def run(app: Starlette, engine: Engine, sock: socket.socket) -> int:
-    """Serve `app` on `sock` until a signal or the engine's death; the exit code.
+def run(app: Starlette, engine: Engine, sock: socket.socket, prepare: Callable[[], None] | None = None) -> int:
+    """Serve `app` on `sock` until a signal or the engine's death; the exit code. `prepare` as in `Process`.
 
     A dead engine's threads may never end, so after its death this does not return: it ends the process with 1.
     """
-    code = Process(app, engine, sock).run()
+    code = Process(app, engine, sock, prepare).run()
     if code:
         sys.stdout.flush()
         os._exit(code)

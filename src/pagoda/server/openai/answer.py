@@ -11,6 +11,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Protocol
 
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -18,9 +19,12 @@ from pagoda.completion import Completion, raise_failure
 from pagoda.errors import InvalidRequest
 from pagoda.server.asgi import json_response, read_body, while_connected
 from pagoda.server.desk import Desk, Events
-from pagoda.server.openai.response import Head, UsageCount, new_id, now
+from pagoda.server.identity import caller_of
+from pagoda.server.openai.response import Explain, Head, UsageCount, new_id, now
 from pagoda.server.sse import DONE, SseResponse, frame
-from pagoda.types import GenerateRequest, SamplingParams, TokenEvent
+from pagoda.types import CacheExplanation, GenerateRequest, SamplingParams, TokenEvent
+
+EXPLAIN_HEADER = "X-Pagoda-Explain"
 
 
 class Shape(Protocol):
@@ -30,11 +34,11 @@ class Shape(Protocol):
         """The chunks that tell an event of the prompt at `place`."""
         ...
 
-    def usage_chunk(self, usage: UsageCount) -> object:
-        """The chunk that ends a stream with `include_usage`."""
+    def end_chunk(self, usage: UsageCount | None, explain: Explain | UnsetType) -> object:
+        """The chunk that ends a stream which is to tell its usage, or an explanation."""
         ...
 
-    def whole(self, completions: Sequence[Completion]) -> object:
+    def whole(self, completions: Sequence[Completion], explain: Explain | UnsetType) -> object:
         """The whole answer."""
         ...
 
@@ -47,6 +51,8 @@ class Call:
     params: SamplingParams
     stream: bool
     include_usage: bool
+    explain: bool
+    """Whether the body asks for an explanation; a header may as well."""
     seed: int | None
     """As the client wrote it; None if the engine is to draw one."""
     prefix: str
@@ -67,11 +73,12 @@ async def answer(request: Request, parse: Callable[[bytes, Desk], Call]) -> Resp
     """
     arrival = time.monotonic()
     desk: Desk = request.app.state.desk
+    caller, told = caller_of(request), _header(request)
     call = parse(await read_body(request, desk.config.max_body_bytes), desk)
     desk.check_model(call.model)
     try:
         prompts = await while_connected(request.receive, desk.pool.run(call.encode))
-        requests = desk.admit(prompts, call.params, new_id(call.prefix), arrival)
+        requests = desk.admit(prompts, call.params, new_id(call.prefix), arrival, caller.tenant)
     except InvalidRequest as error:
         if error.param == "prompt":
             error.param = call.prompt_field
@@ -79,10 +86,35 @@ async def answer(request: Request, parse: Callable[[bytes, Desk], Call]) -> Resp
     head = _head(call, desk, requests)
     shape = call.shape(head, desk)
     events = desk.events(requests)
+    explains = Explains(desk, requests) if call.explain or told else None
     if call.stream:
-        return SseResponse(_frames(events, shape, UsageCount(len(requests)), call.include_usage))
+        return SseResponse(_frames(events, shape, UsageCount(len(requests)), call.include_usage, explains))
     completions = await while_connected(request.receive, desk.complete(requests, events))
-    return json_response(shape.whole(completions))
+    explain: Explain | UnsetType = UNSET
+    if explains is not None:
+        explains.caches = [completion.choices[0].cache for completion in completions]
+        explain = await explains.all()
+    return json_response(shape.whole(completions, explain))
+
+
+class Explains:
+    """Gathers what the engine says of each prompt's match, for one answer."""
+
+    def __init__(self, desk: Desk, requests: Sequence[GenerateRequest]) -> None:
+        self._desk, self._requests = desk, requests
+        self.caches: list[CacheExplanation | None] = [None] * len(requests)
+
+    async def all(self) -> Explain:
+        """The explanations, once every prompt's last event is here."""
+        return Explain(await self._desk.explain(self._requests, self.caches))
+
+
+def _header(request: Request) -> bool:
+    """Whether `X-Pagoda-Explain` asks for an explanation."""
+    value = request.headers.get(EXPLAIN_HEADER, "0").lower()
+    if value not in ("0", "1", "false", "true"):
+        raise InvalidRequest(f"{EXPLAIN_HEADER} must be 1 or 0, got {value!r:.80}", EXPLAIN_HEADER)
+    return value in ("1", "true")
 
 
 def _head(call: Call, desk: Desk, requests: Sequence[GenerateRequest]) -> Head:
@@ -93,14 +125,19 @@ def _head(call: Call, desk: Desk, requests: Sequence[GenerateRequest]) -> Head:
     return Head(name, desk.model, desk.fingerprint, now(), seed)
 
 
-async def _frames(source: Events, shape: Shape, usage: UsageCount, include_usage: bool) -> AsyncGenerator[bytes, None]:
+async def _frames(
+    source: Events, shape: Shape, usage: UsageCount, include_usage: bool, explains: Explains | None
+) -> AsyncGenerator[bytes, None]:
     async with aclosing(source) as events:
         async for place, event in events:
             raise_failure(event)
             if event.finish is not None:
                 usage.add(place, event)
+                if explains is not None:
+                    explains.caches[place] = event.cache
             if chunks := b"".join(map(frame, shape.chunks(place, event))):
                 yield chunks
-    if include_usage:
-        yield frame(shape.usage_chunk(usage))
+    if include_usage or explains is not None:
+        explain = UNSET if explains is None else await explains.all()
+        yield frame(shape.end_chunk(usage if include_usage else None, explain))
     yield DONE

@@ -14,13 +14,13 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from pagoda.completion import Completion, Usage
+from pagoda.completion import Completion
 from pagoda.errors import InvalidRequest
 from pagoda.server.desk import Desk
 from pagoda.server.openai.answer import Call, answer
 from pagoda.server.openai.fields import NEUTRAL_CHAT, Count, SharedFields, decode
 from pagoda.server.openai.logprobs import ChatLogprobs, chat_logprobs
-from pagoda.server.openai.response import Head, UsageCount, WireUsage, finish_reason, wire_usage
+from pagoda.server.openai.response import Explain, Head, UsageCount, WireUsage, finish_reason, wire_usage
 from pagoda.types import MAX_LOGPROBS, TokenEvent
 
 
@@ -60,6 +60,7 @@ class ChatAnswer(msgspec.Struct):
     usage: WireUsage
     system_fingerprint: str
     seed: int
+    explain: Explain | UnsetType = UNSET
     object: str = "chat.completion"
 
 
@@ -89,6 +90,7 @@ class ChatChunk(msgspec.Struct):
     system_fingerprint: str
     seed: int
     usage: WireUsage | UnsetType | None = UNSET
+    explain: Explain | UnsetType = UNSET
     object: str = "chat.completion.chunk"
 
 
@@ -111,6 +113,7 @@ def parse(body: bytes, desk: Desk) -> Call:
         params=params,
         stream=bool(fields.stream),
         include_usage=fields.include_usage,
+        explain=bool(fields.explain),
         seed=fields.seed,
         prefix="chatcmpl",
         prompt_field="messages",
@@ -120,12 +123,12 @@ def parse(body: bytes, desk: Desk) -> Call:
 
 
 def _encode(desk: Desk, messages: Sequence[dict[str, Any]]) -> list[Sequence[int]]:
-    parts = [part for message in messages for part in _parts(message.get("content"))]
+    parts = [part for message in messages for part in text_parts(message.get("content"))]
     desk.refuse_hopeless(sum(len(part) for part in parts if isinstance(part, str)))
     return [desk.tokenizer.encode_chat(messages)]
 
 
-def _parts(content: Any) -> list[Any]:
+def text_parts(content: Any) -> list[Any]:
     """The texts of a message's content, whatever else it may hold."""
     if isinstance(content, list):
         return [part.get("text") for part in content if isinstance(part, dict)]
@@ -183,20 +186,25 @@ class ChatShape:
         if event.finish is not None:
             yield self._chunk([ChunkChoice(event.index, Delta(), None, finish_reason(event.finish))])
 
-    def _chunk(self, choices: list[ChunkChoice], usage: WireUsage | UnsetType | None = UNSET) -> ChatChunk:
+    def _chunk(
+        self,
+        choices: list[ChunkChoice],
+        usage: WireUsage | UnsetType | None = UNSET,
+        explain: Explain | UnsetType = UNSET,
+    ) -> ChatChunk:
         head, told = self._head, self._usage if usage is UNSET else usage
-        return ChatChunk(head.id, head.created, head.model, choices, head.fingerprint, head.seed, told)
+        return ChatChunk(head.id, head.created, head.model, choices, head.fingerprint, head.seed, told, explain)
 
-    def usage_chunk(self, usage: UsageCount) -> ChatChunk:
+    def end_chunk(self, usage: UsageCount | None, explain: Explain | UnsetType) -> ChatChunk:
         """The chunk with no choices."""
-        return self._chunk([], wire_usage(usage.total))
+        return self._chunk([], UNSET if usage is None else wire_usage(usage.total), explain)
 
-    def whole(self, completions: Sequence[Completion]) -> ChatAnswer:
+    def whole(self, completions: Sequence[Completion], explain: Explain | UnsetType) -> ChatAnswer:
         """The whole answer: a chat has one prompt."""
         head, choices = self._head, []
         for choice in completions[0].choices:
             logprobs = chat_logprobs(self._tokenizer, choice.logprobs) if self._logprobs else None
             reason = finish_reason(choice.finish_reason)
             choices.append(ChatChoice(choice.index, Message(choice.text), logprobs, reason))
-        usage: Usage = completions[0].usage
-        return ChatAnswer(head.id, head.created, head.model, choices, wire_usage(usage), head.fingerprint, head.seed)
+        usage = wire_usage(completions[0].usage)
+        return ChatAnswer(head.id, head.created, head.model, choices, usage, head.fingerprint, head.seed, explain)

@@ -20,7 +20,7 @@ from pagoda.server.desk import Desk
 from pagoda.server.openai.answer import Call, answer
 from pagoda.server.openai.fields import NEUTRAL_COMPLETIONS, Count, SharedFields, convert, decode
 from pagoda.server.openai.logprobs import CompletionLogprobs, OffsetLogprobs
-from pagoda.server.openai.response import Head, UsageCount, WireUsage, finish_reason, wire_usage
+from pagoda.server.openai.response import Explain, Head, UsageCount, WireUsage, finish_reason, wire_usage
 from pagoda.types import MAX_CHOICES, TokenEvent
 
 DEFAULT_MAX_TOKENS = 16
@@ -56,6 +56,7 @@ class CompletionAnswer(msgspec.Struct):
     system_fingerprint: str
     seed: int
     usage: WireUsage | UnsetType | None = UNSET
+    explain: Explain | UnsetType = UNSET
     object: str = "text_completion"
 
 
@@ -87,6 +88,7 @@ def parse(body: bytes, desk: Desk) -> Call:
         params=params,
         stream=bool(fields.stream),
         include_usage=fields.include_usage,
+        explain=bool(fields.explain),
         seed=fields.seed,
         prefix="cmpl",
         prompt_field="prompt",
@@ -132,15 +134,20 @@ class CompletionShape:
         if event.finish is not None:
             yield self._answer([CompletionChoice(index, "", None, finish_reason(event.finish))], self._usage)
 
-    def _answer(self, choices: list[CompletionChoice], usage: WireUsage | UnsetType | None) -> CompletionAnswer:
+    def _answer(
+        self,
+        choices: list[CompletionChoice],
+        usage: WireUsage | UnsetType | None,
+        explain: Explain | UnsetType = UNSET,
+    ) -> CompletionAnswer:
         head = self._head
-        return CompletionAnswer(head.id, head.created, head.model, choices, head.fingerprint, head.seed, usage)
+        return CompletionAnswer(head.id, head.created, head.model, choices, head.fingerprint, head.seed, usage, explain)
 
-    def usage_chunk(self, usage: UsageCount) -> CompletionAnswer:
+    def end_chunk(self, usage: UsageCount | None, explain: Explain | UnsetType) -> CompletionAnswer:
         """The chunk with no choices."""
-        return self._answer([], wire_usage(usage.total))
+        return self._answer([], self._usage if usage is None else wire_usage(usage.total), explain)
 
-    def whole(self, completions: Sequence[Completion]) -> CompletionAnswer:
+    def whole(self, completions: Sequence[Completion], explain: Explain | UnsetType) -> CompletionAnswer:
         """The whole answer."""
         choices = []
         for place, completion in enumerate(completions):
@@ -149,4 +156,4 @@ class CompletionShape:
                 logprobs = OffsetLogprobs(self._tokenizer).shape(choice.logprobs) if self._logprobs else None
                 choices.append(CompletionChoice(index, choice.text, logprobs, finish_reason(choice.finish_reason)))
         usage = sum((each.usage for each in completions), Usage())
-        return self._answer(choices, wire_usage(usage))
+        return self._answer(choices, wire_usage(usage), explain)

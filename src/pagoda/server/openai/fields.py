@@ -44,6 +44,7 @@ class SharedFields(msgspec.Struct, kw_only=True):
     repetition_penalty: float | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    explain: bool | None = None
 
     @property
     def include_usage(self) -> bool:

@@ -13,6 +13,7 @@ import msgspec
 
 from pagoda.completion import Usage
 from pagoda.errors import PagodaError
+from pagoda.explain import PrefixExplanation
 from pagoda.server.errors import HttpFailure
 from pagoda.types import FinishReason, TokenEvent
 
@@ -36,6 +37,13 @@ def wire_usage(usage: Usage) -> WireUsage:
     """Usage as OpenAI spells it."""
     details = PromptTokensDetails(usage.cached_tokens)
     return WireUsage(usage.prompt_tokens, usage.completion_tokens, usage.total_tokens, details)
+
+
+class Explain(msgspec.Struct):
+    """`explain`: Pagoda's own, if it was asked for."""
+
+    cache: list[PrefixExplanation | None]
+    """One for each prompt, in their order; null for one that ended before it was admitted."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,59 @@
+"""`Drafter`: the protocol of whoever guesses what a sequence goes on with. One file for each kind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from pagoda.engine.request import Sequence
+
+MOST_DRAFTS = 15
+"""Of one sequence in one step: with its own token they fill two panels of rows (native/src/kernels.h)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """What a sequence may go on with after its last token, known or in flight."""
+
+    tokens: tuple[int, ...] = ()
+    """Token ids; or `plan.GUESS` for each that the runner's drafter is to fill in."""
+    chances: tuple[float, ...] = ()
+    """Of each token, how likely it is right together with all before it."""
+
+
+NO_GUESS = Guess()
+
+
+class Drafter(Protocol):
+    """Guesses. Used on the engine's thread; everything here takes microseconds."""
+
+    name: str
+    seconds: float
+    """What it costs the machine room to fill in one token of each sequence, as far as is known; 0 if none is filled in.
+    """
+    blind: bool
+    """Whether only drafts that are verified tell how often it is right."""
+
+    def follow(self, sequence: Sequence, most: int) -> int:
+        """Look at tokens of a sequence that it has not seen yet, at most so many; how many it looked at."""
+        ...
+
+    def guess(self, sequence: Sequence, most: int) -> Guess:
+        """Up to `most` tokens."""
+        ...
+
+    def verified(self, sequence: Sequence, asked: int, right: int) -> None:
+        """Of `asked` tokens guessed, the first `right` were right."""
+        ...
+
+    def took(self, tokens: int, seconds: float) -> None:
+        """The machine room filled in so many tokens, one after the other, in so many seconds."""
+        ...
+
+    def forget(self, sequence: Sequence) -> None:
+        """The sequence has ended."""
+        ...
+
+    def check(self) -> None:
+        """Assert its invariants."""
+        ...

@@ -1,0 +1,74 @@
+"""`RowTimes`: how long a step of so many rows takes, learned while running.
+
+Knows times of steps in which each sequence has its newest token, and perhaps drafts: steps with part of a prompt are
+of another kind. What counts is how times compare, so a machine that is slower for a while changes little: the ratio of
+what was measured to what was expected moves all of them.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+
+_NEW = 0.15
+"""Weight of a measurement against what is known of its number of rows."""
+_OUTLIER = 2.0
+"""A step that took more than so many times what was expected was disturbed."""
+_SLOPE = 0.3
+"""Of a row's share: what one row more is thought to cost beyond the largest step seen. Optimistic: a trial tells."""
+
+
+class RowTimes:
+    """Seconds by number of rows, and how long the engine lets the machine room wait between steps."""
+
+    __slots__ = ("_bases", "_measured", "_now", "gap_ahead", "gap_waiting")
+
+    def __init__(self) -> None:
+        self._measured: dict[int, float] = {}
+        self._bases: list[int] = []
+        """Numbers of rows that were measured, ascending."""
+        self._now = 1.0
+        self.gap_ahead = 0.0
+        """Seconds from the end of a step to the next one's begin, if that was planned meanwhile."""
+        self.gap_waiting = 0.0
+        """The same if it could be planned only after the step."""
+
+    def measured(self, rows: int, seconds: float) -> None:
+        """A step of so many rows took so long in the machine room."""
+        known = self._measured.get(rows)
+        if known is None:
+            self._measured[rows] = seconds / self._now
+            insort(self._bases, rows)
+            return
+        ratio = min(max(seconds / (known * self._now), 1 / _OUTLIER), _OUTLIER)
+        self._now *= 1 + _NEW * (ratio - 1)
+        self._measured[rows] = known * (1 + _NEW * (ratio - 1) / 2)
+
+    def waited(self, seconds: float, ahead: bool) -> None:
+        """The machine room had nothing to do for so long between two steps."""
+        if ahead:
+            self.gap_ahead += _NEW * (seconds - self.gap_ahead)
+        else:
+            self.gap_waiting += _NEW * (seconds - self.gap_waiting)
+
+    def knows(self, rows: int) -> bool:
+        """Whether steps of no more and of no fewer rows were measured."""
+        return bool(self._bases) and self._bases[0] <= rows <= self._bases[-1]
+
+    def seconds(self, rows: int) -> float:
+        """What a step of so many rows takes, at least so many as the smallest that was measured."""
+        bases = self._bases
+        at = bisect_left(bases, rows)
+        if at == len(bases):
+            most = bases[-1]
+            return self._measured[most] * (1 + _SLOPE * (rows - most) / most) * self._now
+        if bases[at] == rows:
+            return self._measured[bases[at]] * self._now
+        low, high = bases[at - 1], bases[at]
+        share = (rows - low) / (high - low)
+        return (self._measured[low] * (1 - share) + self._measured[high] * share) * self._now
+
+    def check(self) -> None:
+        """Assert that times are positive and in order of their rows' numbers."""
+        assert self._bases == sorted(self._measured), "numbers of rows"
+        assert all(value > 0 for value in self._measured.values()), "a step that took no time"
+        assert self._now > 0, "time stands still"

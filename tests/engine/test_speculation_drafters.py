@@ -1,0 +1,144 @@
+"""Drafters: what they guess, how sure they are, and what they keep."""
+
+from __future__ import annotations
+
+import random
+from itertools import count
+from typing import Any
+
+import pytest
+
+from pagoda.engine.request import RequestState, Sequence
+from pagoda.engine.speculation import GuessingDrafter, NgramDrafter
+from pagoda.engine.speculation import ngram as ngram_file
+from pagoda.plan import GUESS
+
+from .fakes import capacity, request
+
+ids = count()
+
+
+def sequence(prompt: tuple[int, ...], output: tuple[int, ...] = (), tenant: str = "", pending: int = 0) -> Sequence:
+    wide = capacity(pages=(4096,), page_size=16, max_model_len=4096)
+    asked = request(wide, prompt, f"r{next(ids)}", tenant=tenant, max_tokens=2048)
+    (made,) = RequestState(asked, lambda _: None, ids).sequences
+    made.output, made.pending = list(output), pending
+    return made
+
+
+def followed(drafter: NgramDrafter, who: Sequence) -> Sequence:
+    drafter.follow(who, 10**6)
+    drafter.check()
+    return who
+
+
+def test_what_followed_the_same_words_before() -> None:
+    drafter = NgramDrafter()
+    guess = drafter.guess(followed(drafter, sequence((1, 2, 3, 4, 5, 6, 9, 9), (2, 3, 4))), 3)
+    assert guess.tokens == (5, 6, 9)
+    assert len(guess.chances) == 3
+    assert 1 > guess.chances[0] > guess.chances[1] > guess.chances[2] > 0
+
+
+def test_nothing_without_a_match_of_two() -> None:
+    drafter = NgramDrafter()
+    assert not drafter.guess(followed(drafter, sequence((1, 2, 3, 4), (5,))), 3).tokens
+    assert not drafter.guess(followed(drafter, sequence((1, 2, 3, 4), (3,))), 3).tokens
+
+
+def test_guesses_begin_after_the_tokens_in_flight() -> None:
+    drafter = NgramDrafter()
+    plain = drafter.guess(followed(drafter, sequence((1, 2, 3, 4, 5, 6), (1, 2))), 4)
+    ahead = drafter.guess(followed(drafter, sequence((1, 2, 3, 4, 5, 6), (1, 2), pending=2)), 4)
+    assert plain.tokens == (3, 4, 5, 6)
+    assert ahead.tokens[:2] == (5, 6)
+    assert ahead.chances[0] == pytest.approx(plain.chances[2]), "the tokens in flight must be right too"
+
+
+def test_a_run_goes_round() -> None:
+    drafter = NgramDrafter()
+    assert drafter.guess(followed(drafter, sequence((1, 2, 3), (1, 2, 3, 1, 2))), 7).tokens == (3, 1, 2, 3, 1, 2, 3)
+
+
+def test_looking_takes_as_many_steps_as_it_may() -> None:
+    """Until all of a sequence was looked at, nothing is guessed for it."""
+    drafter, who = NgramDrafter(), sequence((1, 2, 3, 4) * 25, (1, 2))
+    looked = []
+    while (n := drafter.follow(who, 30)) > 0:
+        looked.append(n)
+        assert bool(drafter.guess(who, 1).tokens) == (sum(looked) == 102)
+    assert looked == [30, 30, 30, 12]
+
+
+def test_recent_outputs_of_the_same_tenant_only() -> None:
+    drafter = NgramDrafter()
+    drafter.forget(followed(drafter, sequence((1,), (5, 6, 7, 8, 4), tenant="a")))
+    assert drafter.guess(followed(drafter, sequence((2,), (5, 6), tenant="a")), 9).tokens == (7, 8, 4)
+    assert not drafter.guess(followed(drafter, sequence((2,), (5, 6), tenant="b")), 9).tokens
+    drafter.check()
+
+
+def test_a_guess_does_not_cross_from_one_output_into_the_next() -> None:
+    drafter = NgramDrafter()
+    for output in ((5, 6, 7), (8, 4, 3)):
+        drafter.forget(followed(drafter, sequence((1,), output)))
+    assert drafter.guess(followed(drafter, sequence((2,), (5, 6))), 9).tokens == (7,)
+    assert not drafter.guess(followed(drafter, sequence((2,), (6, 7))), 9).tokens
+
+
+def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ngram_file, "RECENT", 50)
+    monkeypatch.setattr(ngram_file, "TENANTS", 3)
+    drafter, rng = NgramDrafter(), random.Random(0)
+    for i in range(40):
+        output = tuple(rng.randrange(9) for _ in range(rng.randrange(1, 80)))
+        drafter.forget(followed(drafter, sequence((1,), output, tenant=str(i % 5))))
+        drafter.check()
+        kept = [len(text.text) for halves in drafter._recent.values() for text in halves]
+        assert sum(kept) <= 3 * 2 * (50 + 51)
+    assert not drafter._lines
+
+
+def test_odds_are_learned_from_every_token() -> None:
+    """A text that repeats itself makes it sure, one that never goes on as before makes it unsure, with no draft."""
+    rng = random.Random(0)
+
+    def surety(outputs: list[int]) -> float:
+        drafter, who = NgramDrafter(), sequence((1, 2, 3, 4, 5, 6, 7, 8))
+        for token in outputs:
+            who.output.append(token)
+            drafter.follow(who, 99)
+        who.output += [1, 2]
+        drafter.follow(who, 99)
+        return drafter.guess(who, 1).chances[0]
+
+    faithful = [*range(1, 9)] * 6
+    fickle = [token for _ in range(40) for token in (1, 2, rng.randrange(100, 10**6))]
+    assert surety(faithful) > 0.8 > 0.4 > surety(fickle)
+
+
+def test_the_runners_guesses_are_placeholders() -> None:
+    drafter, who = GuessingDrafter("self"), sequence((1, 2, 3), (4,))
+    guess = drafter.guess(who, 3)
+    assert guess.tokens == (GUESS,) * 3
+    assert 1 > guess.chances[0] > guess.chances[1] > guess.chances[2] > 0
+
+
+@pytest.mark.parametrize(("right", "low", "high"), [(4, 0.9, 1.0), (0, 0.0, 0.1), (2, 0.55, 0.75)])
+def test_the_runners_odds_are_those_of_what_was_verified(right: int, low: float, high: float) -> None:
+    drafter, who = GuessingDrafter("self"), sequence((1, 2, 3), (4,))
+    for _ in range(60):
+        drafter.verified(who, 4, right)
+        drafter.check()
+    assert low <= drafter.guess(who, 1).chances[0] <= high
+    others: Any = drafter.guess(sequence((5,), (6,)), 1).chances[0]
+    assert low <= others <= high, "a new sequence is expected to be like those before"
+    drafter.forget(who)
+    assert not drafter._odds
+
+
+def test_what_a_guess_costs_is_learned() -> None:
+    drafter = GuessingDrafter("self")
+    for _ in range(30):
+        drafter.took(4, 0.008)
+    assert drafter.seconds == pytest.approx(0.002)
