@@ -9,7 +9,7 @@ from pagoda.errors import InvalidConfig
 
 KV_FORMATS = ("f32", "f16", "int8", "int4")
 ACTIVATIONS = ("int16", "int8", "f32")
-QUANTIZE = ("q8_0", "q4_1", "q4_0")
+QUANTIZE = ("q8_0", "q4_k", "q4_1", "q4_0")
 """What dense weights can become as they are loaded."""
 
 
@@ -37,9 +37,10 @@ class ModelConfig:
     max_model_len: int | None = None
     """Longest sequence in tokens; None is the model's own training length."""
     quantize: str | None = None
-    """What matrices in f32, f16 or bf16 become as they are loaded: q8_0, q4_1 or q4_0; None leaves them.
+    """What matrices in f32, f16 or bf16 become as they are loaded: q8_0, q4_k, q4_1 or q4_0; None leaves them.
 
-    The embedding and the vocabulary projection become q8_0 at the least.
+    The embedding and the vocabulary projection become q8_0, and so do rows that are no whole blocks of 256 in q4_k;
+    rows that are no whole blocks of 32 stay.
     """
 
     def __post_init__(self) -> None:

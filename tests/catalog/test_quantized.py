@@ -46,6 +46,19 @@ def test_as_a_file_quantised_ahead(path: Path, form: str) -> None:
         assert any(info.shape[-1] % 32 for info in dense.tensors.values())
 
 
+def test_rows_that_are_no_whole_blocks_become_q8_0(tmp_path: Path) -> None:
+    """Blocks of q4_k are 256 numbers long."""
+    path = tmp_path / "wide.gguf"
+    path.write_bytes(tiny_file(replace(SHAPE, width=256, head_dim=64, heads=4, ffn=96)).bytes())
+    with open_model(path, quantize="q4_k") as source:
+        forms = {name: info.format.name for name, info in source.tensors.items()}
+        (made,) = next(iter(source.batches(["blk.0.attn_q.weight"])))
+    assert (forms["blk.0.attn_q.weight"], forms["blk.0.ffn_down.weight"]) == ("q4_k", "q8_0")
+    with ModelFile(path) as dense:
+        floats = dense.tensor("blk.0.attn_q.weight").floats()
+    assert 0 < np.abs(made.floats() - floats).max() < np.abs(floats).max() / 10
+
+
 def test_it_runs_with_its_own_fingerprint(path: Path) -> None:
     """From a file and from a directory; the file quantised ahead gives the same tokens."""
     prints, ahead = set(), path.with_name("ahead.gguf")

@@ -1,7 +1,8 @@
 """A model whose dense matrices are quantised as they are read, a few at a time; everything else passes through.
 
 Quantises rows as `quant` does, with the same bytes as a file that was quantised ahead of time. The embedding and the
-vocabulary projection are kept in q8_0, whatever is asked of the layers: each token hangs on a few of their rows.
+vocabulary projection become q8_0, whatever is asked of the layers: each token hangs on a few of their rows. So do rows
+that are no whole blocks of what is asked.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Quantized:
     def __init__(self, source: ModelFile | HuggingDirectory, format: str) -> None:
         self._source = source
         self._format = quant.quantizer(format)
-        self._outer = quant.quantizer("q8_0")
+        self._finer = quant.quantizer("q8_0")
         self.architecture = source.architecture
         self.metadata = source.metadata
         self.tensors: Mapping[str, TensorInfo] = MappingProxyType(
@@ -46,9 +47,10 @@ class Quantized:
 
     def _target(self, info: TensorInfo) -> quant.Quantizer | None:
         """What a tensor becomes; None if it stays: a vector, quantised already, or rows that are no whole blocks."""
-        wanted = self._outer if info.name in OUTER else self._format
-        fits = len(info.shape) > 1 and info.format.name in DENSE and info.shape[-1] % wanted.block == 0
-        return wanted if fits else None
+        if len(info.shape) < 2 or info.format.name not in DENSE:
+            return None
+        formats = (self._finer,) if info.name in OUTER else (self._format, self._finer)
+        return next((each for each in formats if info.shape[-1] % each.block == 0), None)
 
     def _shown(self, info: TensorInfo) -> TensorInfo:
         wanted = self._target(info)

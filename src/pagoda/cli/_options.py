@@ -66,7 +66,9 @@ Activations = Annotated[
 ]
 Quantize = Annotated[
     str | None,
-    typer.Option(help="What dense weights become as they are loaded: q8_0, q4_1 or q4_0.", rich_help_panel=_ENGINE),
+    typer.Option(
+        help="What dense weights become as they are loaded: q8_0, q4_k, q4_1 or q4_0.", rich_help_panel=_ENGINE
+    ),
 ]
 
 Speculate = Annotated[
