@@ -12,7 +12,8 @@ import pytest
 
 from pagoda.backends import open_backend
 from pagoda.backends.ops import Floats, KVGroup, KVLayer, Ops, RopeTable, Step
-from pagoda.backends.reference import check_step, quantise_rows
+from pagoda.backends.reference import quantise_rows
+from pagoda.backends.reference_step import check_step
 from pagoda.backends.reference_store import ReferenceKVStore
 from pagoda.errors import InvalidConfig, MemoryLimit
 from pagoda.quant import by_name
