@@ -139,11 +139,15 @@ def test_what_a_directory_must_have(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("match", "changes"),
     [
+        (r"models of type \['llama'\] are not known", {"model_type": ["llama"]}),
         ("models of type 'mamba' are not known", {"model_type": "mamba"}),
         ("models of type 'gpt_oss' are not known", {"model_type": "gpt_oss"}),
         ("quantised as 'awq'", {"quantization_config": {"quant_method": "awq"}}),
         ("num_hidden_layers must be a count", {"num_hidden_layers": -1}),
         ("scaled as 'dynamic' are not known", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}),
+        ("rope_scaling must be an object", {"rope_scaling": 3.5}),
+        ("low_freq_factor is 9.0", {"rope_scaling": CONFIGS["llama3"]["rope_scaling"] | {"low_freq_factor": 9.0}}),
+        ("heads of 6400000 elements", {"head_dim": 6400000}),
         ("factor must be a positive number, found 'x'", {"rope_scaling": {"type": "linear", "factor": "x"}}),
         ("'lm_head.weight' is missing", {"tie_word_embeddings": False}),
         (r"must have shape \(\d+, 64\)", {"num_key_value_heads": 4}),

@@ -167,6 +167,8 @@ def test_scaled_frequencies(tmp_path: Path) -> None:
         read(tmp_path, with_metadata(rope__scaling__type="odd"))
     with pytest.raises(ModelFileError, match=r"'llama.rope.scaling.type' must be a string, found 3"):
         read(tmp_path, with_metadata(rope__scaling__type=3))
+    with pytest.raises(ModelFileError, match=r"a rotary base of 0.5"):
+        read(tmp_path, with_metadata(rope__freq_base=0.5))
     with pytest.raises(ModelFileError, match=r"'llama.rope.scaling.factor' must be a positive number"):
         read(tmp_path, with_metadata(rope__scaling__type="linear", rope__scaling__factor=-1.0))
     assert read(tmp_path, with_metadata(rope__scaling__type="none")) == read(tmp_path, tiny_file(SHAPE))
@@ -190,6 +192,10 @@ def test_factors_are_read_as_numbers_and_change_the_frequencies(tmp_path: Path) 
     assert asked == [
         (tuple(f / float(v) for f, v in zip(plain, values, strict=True)), {"adjacent": True, "magnitude": 1})
     ]
+    zeros = Tensor("rope_freqs.weight", (16,), "f32", bytes(64))
+    path.write_bytes(replace(file, tensors=[*file.tensors, zeros]).bytes())
+    with ModelFile(path) as source, pytest.raises(ModelFileError, match=r"must hold positive factors, found 0.0"):
+        build(source, read_config(source), ReferenceBackend().weights, rope, 9)
     short = Tensor("rope_freqs.weight", (15,), "f32", bytes(60))
     with pytest.raises(ModelFileError, match=r"'rope_freqs.weight' must have shape \(16,\), found \(15,\)"):
         read(tmp_path, replace(file, tensors=[*file.tensors, short]))

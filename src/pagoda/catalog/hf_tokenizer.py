@@ -61,10 +61,22 @@ def translate_tokenizer(
     return result
 
 
+def _list(value: Json, key: str) -> list[Any]:
+    """A list, or nothing.
+
+    Raises:
+        ModelFileError: it is something else.
+    """
+    found = value.get(key)
+    if found is not None and not isinstance(found, list):
+        raise ModelFileError(f"{key} in tokenizer.json must be a list, found {found!r:.60}")
+    return found or []
+
+
 def _added(tokenizer: Json, path: str) -> list[tuple[str, int, bool]]:
     """Text, id, and whether it is special, of each token that was added."""
     found = []
-    for each in tokenizer.get("added_tokens") or []:
+    for each in _list(tokenizer, "added_tokens"):
         if not isinstance(each, dict) or not isinstance(each.get("content"), str) or type(each.get("id")) is not int:
             raise ModelFileError(f"{path}: added token {each!r:.80} has no content and id")
         found.append((each["content"], each["id"], bool(each.get("special"))))
@@ -121,9 +133,7 @@ def _steps(value: object, key: str) -> list[Json]:
     if not isinstance(value, dict):
         return []
     return (
-        [each for each in value.get(key) or [] if isinstance(each, dict)]
-        if value.get("type") == "Sequence"
-        else [value]
+        [each for each in _list(value, key) if isinstance(each, dict)] if value.get("type") == "Sequence" else [value]
     )
 
 
@@ -188,7 +198,7 @@ def _adds_bos(tokenizer: Json, config: Json, bos: object, tokens: Sequence[str])
     if not isinstance(bos, int):
         return False
     for step in _steps(tokenizer.get("post_processor"), "processors"):
-        first = next(iter(step.get("single") or []), None)
+        first = next(iter(_list(step, "single")), None)
         special = first.get("SpecialToken") if isinstance(first, dict) else None
         if isinstance(special, dict) and special.get("id") == tokens[bos]:
             return True

@@ -28,6 +28,8 @@ ARCHITECTURES = {
 }
 """`model_type` -> the architecture's name in GGUF files."""
 
+MOST_OF_HEAD = 2**16
+
 _KEYS = {
     "block_count": "num_hidden_layers",
     "context_length": "max_position_embeddings",
@@ -94,7 +96,7 @@ def translate(config: Mapping[str, Any], path: str) -> Translation:
         UnsupportedModel: a model of another kind.
     """
     kind = config.get("model_type")
-    if kind not in ARCHITECTURES:
+    if not isinstance(kind, str) or kind not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
         raise UnsupportedModel(f"{path}: models of type {kind!r:.60} are not known; {known} are")
     architecture = ARCHITECTURES[kind]
@@ -165,20 +167,28 @@ def _number(config: Mapping[str, Any], key: str, path: str, default: float | Non
     return found
 
 
+def _object(config: Mapping[str, Any], key: str, path: str) -> dict[str, Any]:
+    """An object, empty if there is none."""
+    found = config.get(key)
+    if found is not None and not isinstance(found, dict):
+        raise ModelFileError(f"{path}: {key} must be an object, found {found!r:.60}")
+    return found or {}
+
+
 def _head_dim(config: Mapping[str, Any], path: str) -> int:
     whole = _number(config, "hidden_size", path) // _number(config, "num_attention_heads", path)
-    return int(_number(config, "head_dim", path, max(whole, 1)))
+    found = int(_number(config, "head_dim", path, max(whole, 1)))
+    if not 1 <= found <= MOST_OF_HEAD:
+        raise ModelFileError(f"{path}: heads of {found} elements are none; at most {MOST_OF_HEAD} are believed")
+    return found
 
 
 def _rope(config: Mapping[str, Any], architecture: str, values: dict[str, object], path: str) -> dict[str, list[float]]:
     """Fill in rotary keys, from `rope_parameters` (as transformers 5 writes it) or `rope_theta` and `rope_scaling`."""
-    given = config.get("rope_parameters") or {}
-    local = None
-    if isinstance(given, dict) and "full_attention" in given:  # tables by kind of layer
-        local, given = given.get("sliding_attention"), given["full_attention"]
-    given = {**(config.get("rope_scaling") or {}), **given} if isinstance(given, dict) else given
-    if not isinstance(given, dict):
-        raise ModelFileError(f"{path}: rope_parameters must be an object, found {given!r:.60}")
+    given, local = _object(config, "rope_parameters", path), None
+    if "full_attention" in given:  # tables by kind of layer
+        local, given = _object(given, "sliding_attention", path), _object(given, "full_attention", path)
+    given = {**_object(config, "rope_scaling", path), **given}
     merged = {**config, **given}
     default = 1e6 if architecture == "gemma3" else 1e4
     base = values["rope.freq_base"] = _number(merged, "rope_theta", path, default)
@@ -207,16 +217,12 @@ def _rope(config: Mapping[str, Any], architecture: str, values: dict[str, object
                 values["rope.scaling.attn_factor"] = _number(given, "attention_factor", path)
         return {}
     if kind == "llama3":
-        plain = [1.0] * (dims // 2)
-        turned = llama3(
-            frequencies(base, dims),
-            _number(given, "factor", path),
-            _number(given, "low_freq_factor", path),
-            _number(given, "high_freq_factor", path),
-            original,
-        )
-        plain = [f / t for f, t in zip(frequencies(base, dims), turned, strict=True)]
-        return {"rope_freqs.weight": plain}
+        low, high = (_number(given, f"{name}_freq_factor", path) for name in ("low", "high"))
+        if low >= high:
+            raise ModelFileError(f"{path}: low_freq_factor is {low}, and must be less than high_freq_factor, {high}")
+        plain = frequencies(base, dims)
+        turned = llama3(plain, _number(given, "factor", path), low, high, original)
+        return {"rope_freqs.weight": [f / t for f, t in zip(plain, turned, strict=True)]}
     if kind in ("longrope", "su"):
         values["rope.scaling.type"] = "longrope"
         values["rope.scaling.original_context_length"] = original

@@ -191,6 +191,9 @@ def build(
         pieces = [piece for tensor in batch for piece in _cut(tensor, parts.get(tensor.name))]
         weights |= {p.name: weight for p, weight in zip(pieces, pack(pieces), strict=True)}
     numbers = {t.name: t.floats() for batch in source.batches(factors) for t in batch}
+    for name, values in numbers.items():
+        if not (np.isfinite(values).all() and (values > 0).all()):
+            raise ModelFileError(f"{source.name}: tensor {name!r} must hold positive factors, found {values.min()}")
     tables = [
         rope(r.frequencies, positions, adjacent=r.adjacent, magnitude=r.magnitude)
         for r in config.rotations(lambda name: [float(x) for x in numbers[name]], positions)

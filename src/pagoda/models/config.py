@@ -147,6 +147,10 @@ class Config:
             raise ModelFileError(
                 f"{path}: {self.heads} query heads cannot share {self.kv_heads} key-value heads evenly"
             )
+        if self.rope_base <= 1 or (self.scaling.kind in ("yarn", "longrope") and self.scaling.original < 2):
+            raise ModelFileError(
+                f"{path}: a rotary base of {self.rope_base}, scaled from {self.scaling.original} positions, is none"
+            )
         if self.rope_dims % 2 or self.rope_dims > self.head_dim:
             raise ModelFileError(
                 f"{path}: it rotates {self.rope_dims} elements of a head, not an even number up to {self.head_dim}"
