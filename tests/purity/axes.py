@@ -48,6 +48,6 @@ AXES: dict[str, Sequence[Any]] = {
     "steps_in_flight": (1, 2, 3),
     "batch": (1, 2, 5, 17),
     "arrival": ("together", "one by one"),
-    "prefixes": ("off", "kept", "kept and met again"),
+    "prefixes": ("off", "kept", "kept and met again", "restored from disk"),
     "drafts": ("none", "known", "two of three right", "n-grams", "first layer", "a model of its own"),
 }

@@ -122,9 +122,8 @@ class Experts:
     """The matrices of a mixture of experts (Shazeer et al. 2017), in the order of the router's scores."""
 
     gate: Sequence[Weight]
-    """[F, D] each."""
     up: Sequence[Weight]
-    """[F, D] each."""
+    """[F, D] each, as `gate`."""
     down: Sequence[Weight]
     """[D, F] each."""
     biases: tuple[Weight, Weight, Weight] | None = None
@@ -184,8 +183,7 @@ class Ops(Protocol):
 
     def norm(self, x: Value, weight: Weight, eps: float, heads: int = 1) -> Value:
         """x / sqrt(mean(x^2) + eps) * weight (RMSNorm; Zhang & Sennrich 2019), for each of `heads` equal parts of a row
-        with the same weight [width / heads].
-        """
+        with the same weight [width / heads]."""
         ...
 
     def rope(self, q: Value, k: Value, head_dim: int, table: RopeTable) -> tuple[Value, Value]:
@@ -209,9 +207,8 @@ class Ops(Protocol):
         ...
 
     def moe(self, x: Value, scores: Value, experts: Experts, chosen: int, kind: Activation, routing: Routing) -> Value:
-        """The `chosen` experts with the largest scores [R, E] (ties: the lower number first), each
-        down(act(gate(x), up(x))), weighed by a softmax and added, best first.
-        """
+        """The sum over the `chosen` experts of largest score [R, E] (ties: the lower number first) of weight times
+        down(act(gate(x), up(x))), best first."""
         ...
 
     def add(self, x: Value, y: Value) -> Value:
@@ -264,6 +261,11 @@ class KVStore(Protocol):
 
     def copy(self, group: int, source: int, target: int, slots: int) -> None:
         """Copy the first `slots` slots of a page, in every layer."""
+        ...
+
+    @property
+    def unit_bytes(self) -> int:
+        """Bytes of one page of every group, all layers, as `Backend.transfer` moves them."""
         ...
 
 
@@ -328,6 +330,18 @@ class Pending(Protocol):
         ...
 
 
+Unit = tuple[int, ...]
+"""One page of each KV group."""
+
+
+class PendingTransfer(Protocol):
+    """Pages on their way."""
+
+    def wait(self) -> tuple[list[Bytes], float]:
+        """Until it is done, without the GIL: the bytes of each page saved, and how long it took in seconds. Once."""
+        ...
+
+
 class Program(Protocol):
     """A recorded or callable forward pass."""
 
@@ -349,6 +363,8 @@ class Backend(Protocol):
 
     name: str
     activations: str
+    layout: str
+    """What the bytes of a page mean, besides the KV format: pages are moved within one layout only."""
 
     def weights(self, tensors: Sequence[StoredTensor]) -> list[Weight]:
         """Pack several stored tensors, in their order; none of their bytes are needed afterwards."""
@@ -363,6 +379,15 @@ class Backend(Protocol):
 
         Raises:
             MemoryLimit: it cannot be had.
+        """
+        ...
+
+    def transfer(self, kv: KVStore, saves: Sequence[Unit], loads: Sequence[tuple[Unit, Bytes]]) -> PendingTransfer:
+        """Copy pages out, then others in, in order with the steps submitted before and after; returns at once. No page
+        is loaded twice.
+
+        Raises:
+            ValueError: a page that is not there, or bytes of another size.
         """
         ...
 

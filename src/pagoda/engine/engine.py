@@ -12,13 +12,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count, groupby
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from pagoda.cache import KVCache
+from pagoda.cache import KVCache, NoDisk
 from pagoda.config import SchedulerConfig
 from pagoda.engine import request
 from pagoda.engine.doors import Runner, Tokenizer
@@ -33,11 +33,15 @@ from pagoda.engine.speculation import Controller, controller
 from pagoda.engine.watchdog import Watchdog
 from pagoda.errors import EngineDied, Overloaded
 from pagoda.obs.observer import NoObserver, Observer
-from pagoda.plan import Capacity, StepPlan
-from pagoda.types import CacheReport, FinishReason, GenerateRequest, PinInfo
+from pagoda.plan import Capacity, PageMove, StepPlan, StepResult
+from pagoda.types import CacheReport, DiskReport, FinishReason, GenerateRequest, PinInfo
 
 _DEFAULTS = SchedulerConfig()
 _NOBODY = NoObserver()
+_FLUSH_S = 5.0
+"""How long `close` may take to save what is in the cache."""
+_DISK_S = 0.5
+"""How often the loop looks whether patience with the disk ends."""
 _log = logging.getLogger(__name__)
 
 
@@ -70,6 +74,8 @@ class Engine:
         observer: is told everything; `refused` on the thread that called `submit`.
         on_death: called once if the engine dies, after every request was ended; the process should exit non-zero.
         speculation: who drafts; None is as `config` says.
+        open_disk: makes the tier of the engine's cache; what it is given is to be called, from any thread, when it has
+            news.
     """
 
     def __init__(
@@ -80,6 +86,7 @@ class Engine:
         observer: Observer = _NOBODY,
         on_death: Callable[[EngineDied], None] | None = None,
         speculation: Controller | None = None,
+        open_disk: Callable[[KVCache, Callable[[], None]], NoDisk] | None = None,
     ) -> None:
         self.capacity: Capacity = runner.capacity
         self._runner = runner
@@ -89,17 +96,18 @@ class Engine:
         self._on_death = on_death
         size, longest = self.capacity.page_size, self.capacity.max_model_len
         self._cache = cache = KVCache(self.capacity.pages, size, config.prefix_cache, longest)
-        self._pinning = Pinning(cache, self.capacity, self.submit)
+        self._ordered = threading.Condition()
+        self._orders: list[Callable[[], object]] = []
+        self._disk = open_disk(cache, self._wake) if open_disk else NoDisk()
+        self._pinning = Pinning(cache, self.capacity, self.submit, self._disk)
         self._roster = Roster(cache)
         self._speculation = speculation or controller(config.speculate)
-        self._scheduler = Scheduler(config, self._roster, cache, observer, self._speculation)
+        self._scheduler = Scheduler(config, self._roster, cache, observer, self._speculation, self._disk)
         self._finish = Finish(tokenizer)
         self._requests = OpenRequests(config.max_queued, observer)
         self._watchdog = Watchdog(self._requests, config.stall_s, self._die)
         self._prompt_speed = PromptSpeed()
         self._ids = count()
-        self._ordered = threading.Condition()
-        self._orders: list[Callable[[], object]] = []
         self._flights: deque[Flight] = deque()
         self._rested_at: float | None = None
         self._thread = threading.Thread(target=self._run, name="pagoda-engine", daemon=True)
@@ -167,13 +175,17 @@ class Engine:
         if all(info.id != pin for info in self.list_pins()):
             return False
         with self._ordered:
-            self._order(partial(self._cache.unpin, pin))
+            self._order(partial(self._unpin, pin))
         return True
 
+    def pin_again(self) -> list[Future[PinInfo]]:
+        """Pin, under their old numbers, the prefixes whose pins were on disk at the start."""
+        return self._pinning.pin_again()
+
     def clear_cache(self) -> None:
-        """Forget every prefix that is neither pinned nor in use, before the next step is planned."""
+        """Forget every prefix that is neither pinned nor in use, on disk too, before the next step is planned."""
         with self._ordered:
-            self._order(self._cache.clear)
+            self._order(partial(self._disk.clear, self._cache.clear))
 
     def prompt_token_s(self) -> float | None:
         """Seconds that computing a prompt's token takes, by the steps of late; None before the first such step."""
@@ -181,7 +193,11 @@ class Engine:
 
     def cache_report(self) -> CacheReport:
         """What every KV page is used for, about now."""
-        return self._cache.report()
+        return replace(self._cache.report(), disk=self._disk.report())
+
+    def disk_report(self) -> DiskReport | None:
+        """What is on disk, if there is a tier."""
+        return self._disk.report()
 
     def health(self) -> Health:
         """Whether it serves."""
@@ -200,6 +216,8 @@ class Engine:
             self._ordered.notify()
         if self._thread.is_alive():
             self._thread.join(self._config.stall_s)
+        else:
+            self._disk.close()
         self._watchdog.join()
 
     # The loop.
@@ -210,13 +228,15 @@ class Engine:
                 self._step()
             while self._flights:  # closed: leave nothing half done with the runner
                 self._runner.finish(self._flights.popleft().handle)
+            self._disk.close(self._save, _FLUSH_S)
         except BaseException as error:  # whatever it was, everyone who waits must hear of it
             self._die(f"{type(error).__name__}: {error}", error)
+            self._disk.close()
 
     def _take_orders(self) -> bool:
         """Carry out what other threads asked for, and sleep if there is nothing to do; False once all is over."""
         with self._ordered:
-            while not (self._orders or self._roster.live or self._flights or self._requests.over):
+            while not (self._orders or self._roster.live or self._flights or self._requests.over or self._disk.busy):
                 self._rested_at = None
                 self._ordered.wait()
             orders, self._orders = self._orders, []
@@ -236,20 +256,34 @@ class Engine:
             self._flights.append(Flight(plan, self._runner.submit(plan), ahead))
             self._scheduler.commit(plan)
         elif not self._flights:
-            assert not self._roster.live, "there is work, and neither is anything in flight nor can anything be planned"
+            self._wait_for_disk()
             return
         if plan is None or len(self._flights) >= self._config.steps_in_flight:
             self._apply(self._flights.popleft())
+
+    def _wait_for_disk(self) -> None:
+        """Nothing can be computed before pages have been read."""
+        if self._roster.live:
+            assert self._disk.restoring, "there is work, and neither is anything in flight nor can anything be planned"
+            with self._ordered:
+                if not (self._orders or self._requests.over or self._disk.busy):
+                    self._ordered.wait(_DISK_S)
+
+    def _save(self, moves: tuple[PageMove, ...]) -> StepResult:
+        """On the way out: only save."""
+        return self._runner.finish(self._runner.submit(self._scheduler.saving(moves)))
 
     def _apply(self, flight: Flight) -> None:
         """Wait for a plan, and send out what it produced."""
         result = self._runner.finish(flight.handle)
         self._watchdog.beat()
+        self._disk.measure(flight.plan, result)
         self._prompt_speed.add(flight.plan.rows, result.seconds)
         now, news = time.monotonic(), list[News]()
         gap = None if self._rested_at is None else max(now - self._rested_at - result.seconds, 0.0)
         self._rested_at = now
-        self._speculation.finished(flight.plan, result, gap, flight.ahead)
+        if flight.plan.chunks:  # else it only moved pages
+            self._speculation.finished(flight.plan, result, gap, flight.ahead)
         drafters = {chunk.sequence: (chunk.drafter, chunk.drafts) for chunk in flight.plan.chunks if chunk.drafts}
         for number, group in groupby(result.sampled, attrgetter("sequence")):
             sequence, tokens = self._roster.live.get(number), tuple(group)
@@ -275,6 +309,15 @@ class Engine:
     def _order(self, order: Callable[[], object]) -> None:
         self._orders.append(order)
         self._ordered.notify()
+
+    def _wake(self) -> None:
+        """There is news from the disk: the loop hears of it when it plans."""
+        with self._ordered:
+            self._order(lambda: None)
+
+    def _unpin(self, pin: int) -> None:
+        self._cache.unpin(pin)
+        self._disk.unpinned(pin)
 
     def _accept(self, state: RequestState) -> None:
         self._observer.arrived(state.request)

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import logging
 
-from pagoda.cache import Extension, KVCache, Match
+from pagoda.cache import Extension, KVCache, Match, NoDisk
 from pagoda.config import SchedulerConfig
 from pagoda.engine.outline import Outline
 from pagoda.engine.request import Sequence
 from pagoda.engine.roster import Roster
 from pagoda.engine.speculation.controller import Controller
 from pagoda.obs.observer import Observer
-from pagoda.plan import StepPlan
+from pagoda.plan import PageMove, StepPlan
 
+_NO_DISK = NoDisk()
 _log = logging.getLogger(__name__)
 
 
@@ -35,15 +36,18 @@ class Scheduler:
         cache: KVCache,
         observer: Observer,
         speculation: Controller | None = None,
+        disk: NoDisk = _NO_DISK,
     ) -> None:
         self._roster = roster
         self._cache = cache
         self._observer = observer
         self._speculation = speculation or Controller()
+        self._disk = disk
         self._rows = config.chunk
         self._slots = config.max_num_seqs
         self._steps = 0
         self._outline = Outline(0)
+        self._younger = 0
         self._gates = (self._nobody_short, self._slot_free, self._rows_free, self._prompt_ready)
         self._limiters = (self._rows_left, self._up_to_fork)
 
@@ -54,24 +58,37 @@ class Scheduler:
         """
         running, waiting = self._roster.running, self._roster.waiting
         self._outline = outline = Outline(self._rows)
+        outline.loads, back = self._disk.begin()
+        self._roster.come_back(back)
         alone = not waiting and all(sequence.computed >= sequence.known - 1 for sequence in running)
         self._speculation.open(len(running), self._rows, alone)
         index = 0
         while index < len(running):  # preemption shortens the list at its end
+            self._younger = len(running) - index - 1
             self._place(running[index])
             index += 1
+        self._younger = 0
         while waiting and all(gate(waiting.head()) for gate in self._gates):
             head = waiting.head()
             match = self._roster.match(head)
             donor = self._roster.donor(head, match)
             if not (self._nobody_ahead(head, match, donor) and self._pages_free(head, match, donor)):
                 break
+            if donor is None and not head.sought and self._on_disk(head, match):
+                self._roster.set_aside(head)
+                continue
             self._admit(head, match, donor)
             self._place(head)
-        if not outline.chunks:
+        outline.saves = self._disk.saves()
+        if outline.empty:
             return None
         self._steps += 1
         return outline.close(self._steps, self._roster.ends())
+
+    def saving(self, moves: tuple[PageMove, ...]) -> StepPlan:
+        """A plan that saves pages and does nothing else."""
+        self._steps += 1
+        return StepPlan(self._steps, (), ends=self._roster.ends(), saves=moves)
 
     def commit(self, plan: StepPlan) -> None:
         """A plan is handed over: whole pages of tokens that are known may be shared by later ones."""
@@ -103,11 +120,12 @@ class Scheduler:
             self._outline.add(sequence, size, room, self._cache.table(sequence.id))
 
     def _rows_left(self, _: Sequence) -> int:
-        """Only the youngest that runs can have more than one token due, and it comes last: nobody's row is taken.
+        """One that comes back from the disk may have much due and be older than others: it leaves each of them a row.
+        Else only the youngest that runs can have more than one token due, and it comes last.
 
         Drafts have the rows that are left over if everybody has one.
         """
-        return self._outline.rows
+        return min(self._outline.rows, max(self._outline.rows - self._younger, 1))
 
     def _up_to_fork(self, sequence: Sequence) -> int:
         """Choices part before the prompt's last token: stop there once, so that none ends before others share it."""
@@ -133,6 +151,8 @@ class Scheduler:
     def _admit(self, head: Sequence, match: Match, donor: Sequence | None) -> None:
         first = head.state.cache is None
         self._roster.admit(head, match, donor)
+        if donor is None:
+            self._disk.found(match)
         if first:
             self._observer.matched(head.state.request, match.length, match.cause)
 
@@ -154,6 +174,10 @@ class Scheduler:
     def _nobody_ahead(self, head: Sequence, match: Match, donor: Sequence | None) -> bool:
         """Nobody computes a page or more of what it knows beyond what was found: who does runs, so the wait ends."""
         return donor is not None or not self._roster.computes(head, match)
+
+    def _on_disk(self, head: Sequence, match: Match) -> bool:
+        """Whether more of what it knows than was found is being read."""
+        return self._disk.fetch(head, head.key, head.tokens(0, head.values), match)
 
     def _pages_free(self, head: Sequence, match: Match, donor: Sequence | None) -> bool:
         """Pages for all it knows, and one in hand for each that runs: or it would soon be thrown out again."""
