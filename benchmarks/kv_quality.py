@@ -47,9 +47,7 @@ class Net:
         with ModelFile(path) as source:
             self.tokenizer = Tokenizer.from_metadata(source.metadata)
             config = read_config(source)
-            self.model = build(
-                source, config, self.backend.weights, lambda f, n: rope_table(f, n, adjacent=True), positions
-            )
+            self.model = build(source, config, self.backend.weights, rope_table, positions)
         self.program = self.backend.program(lambda ops: whole_model(self.model, ops))
 
     def store(self, tokens: int, kv_format: str) -> KVStore:

@@ -195,12 +195,6 @@ inline void all_scores(const KVPages& kv, const int32_t* table, const Queries& q
   }
 }
 
-// cap * tanh(s / cap), by tanh(x) = 1 - 2 / (e^2x + 1), which is +-1 where e^2x is infinite or 0.
-inline V soft_cap(V s, float cap) {
-  const V e = exp(mul(s, set1(2.0f / cap)));
-  return mul(set1(cap), sub(set1(1.0f), div(set1(2.0f), add(e, set1(1.0f)))));
-}
-
 // The greatest score of the keys seen; the others in their blocks become -infinite.
 inline float greatest(float* s, Seen seen, float cap) {
   if (cap > 0)

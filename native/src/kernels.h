@@ -15,6 +15,9 @@ constexpr int kHeadMax = 1024;  // elements of a head, if keys are integers
 
 enum class Format : int { F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4 };
 
+// f(gate) * up; in the order of `Activation` in backends/ops.py.
+enum class Act : int { Silu, GeluTanh, SwigluClamped };
+
 // A matrix [n, k] in tiles of 16 rows of the matrix (output features). A tile is, for quantised formats, all blocks' integers,
 // then their scales (formats.h); for the others, k groups of 16 numbers.
 struct Packed {
@@ -120,8 +123,14 @@ struct Kernels {
   void (*linear_int)(const Packed& w, int tile, int tiles, const Quantized& x, int row0, int rows, float* out, size_t ldo);
   void (*linear_f32)(const Packed& w, int tile, int tiles, const float* x, int row0, int rows, float* out, size_t ldo);
   void (*norm)(const float* x, const float* w, float eps, int n, float* y);
-  void (*silu_mul)(const float* gate, const float* up, int n, float* y);
+  void (*act)(Act kind, const float* gate, const float* up, int n, float* y);
   void (*add)(const float* x, const float* y, int n, float* z);
+  void (*add_to)(float* x, const float* y, int n);
+  void (*scale)(const float* x, float factor, int n, float* y);
+  void (*soft_cap)(const float* x, float cap, int n, float* y);
+  // The k largest of n scores, equal ones by number: numbers in out[0..k), weights in out[k..2k); softmax over all n or over the k.
+  void (*route)(const float* scores, int n, int k, bool all, float* out);
+  void (*weigh)(const float* x, float w, int n, bool first, float* y);  // y = w * x, or fma(w, x, y)
   // One row: heads vectors of dim, of which the first `dims` elements turn; cos and sin are [dims / 2].
   void (*rope)(float* x, int heads, int dim, int dims, const float* cos, const float* sin, bool adjacent);
   void (*store_kv)(const KVPages& kv, int page, int slot, const float* k, const float* v);

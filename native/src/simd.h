@@ -292,4 +292,10 @@ inline V exp(V x) {
   return less(high, x, set1(INFINITY), finite);
 }
 
+// cap * tanh(s / cap), by tanh(x) = 1 - 2 / (e^2x + 1), which is +-1 where e^2x is infinite or 0.
+inline V soft_cap(V s, float cap) {
+  const V e = exp(mul(s, set1(2.0f / cap)));
+  return mul(set1(cap), sub(set1(1.0f), div(set1(2.0f), add(e, set1(1.0f)))));
+}
+
 }  // namespace pagoda::PAGODA_NS

@@ -102,6 +102,10 @@ int StepJob::tiles(const Instruction& i) {
       }
       return rows(i.out[0]) ? count : 0;
     }
+    case Op::Experts: {
+      const Packed& p = program_->weights_[size_t(i.weights[0])]->packed();
+      return i.whole[0] * parts(p.tiles(), columns_per_tile(p));
+    }
     case Op::Attend: return int(plan(i).tasks().size());
     case Op::Merge: return int(plan(i).splits().size());
     case Op::Output: return step_.outputs ? 1 : 0;
@@ -131,6 +135,7 @@ void StepJob::run_tile(int stage, int tile, int worker) {
   const Instruction& i = program_->instructions_[size_t(stage)];
   switch (i.op) {
     case Op::Linear: return linear(i, tile);
+    case Op::Experts: return experts(i, tile);
     case Op::Attend: return attend(i, tile, worker);
     case Op::Merge: return merge(i, tile);
     case Op::Output: return output(i);
@@ -152,6 +157,10 @@ void StepJob::run_row(const Instruction& i, int r, int worker) {
     case Op::Pick: return copy(row(i.in[0], step_.sampled[size_t(r)]));
     case Op::Quantize: return k.quantize(row(i.in[0], r), shape(i.in[0]).width, buffer(i.out[0]).q, r);
     case Op::Add: return k.add(row(i.in[0], r), row(i.in[1], r), shape(i.out[0]).width, row(i.out[0], r));
+    case Op::Scale: return k.scale(row(i.in[0], r), i.real[0], shape(i.out[0]).width, row(i.out[0], r));
+    case Op::SoftCap: return k.soft_cap(row(i.in[0], r), i.real[0], shape(i.out[0]).width, row(i.out[0], r));
+    case Op::Route: return k.route(row(i.in[0], r), shape(i.in[0]).width, i.whole[0], i.whole[1] == 1, row(i.out[0], r));
+    case Op::Combine: return combine(i, r);
     case Op::Norm: return norm(i, r, worker);
     case Op::Act: return act(i, r, worker);
     case Op::Rope:
@@ -170,7 +179,9 @@ void StepJob::norm(const Instruction& i, int r, int worker) {
     x = row(i.out[0], r);
   }
   float* y = i.out[1] >= 0 ? row(i.out[1], r) : scratch_[size_t(worker)].floats(size_t(d));
-  k.norm(x, program_->vectors_[size_t(i.weights[0])].data(), i.real[0], d, y);
+  const int heads = i.whole[0], part = d / heads;
+  for (int h = 0; h < heads; h++)
+    k.norm(x + h * part, program_->vectors_[size_t(i.weights[0])].data(), i.real[0], part, y + h * part);
   if (i.out[2] >= 0) k.quantize(y, d, buffer(i.out[2]).q, r);
 }
 
@@ -178,7 +189,7 @@ void StepJob::act(const Instruction& i, int r, int worker) {
   const Kernels& k = program_->kernels_;
   const int d = shape(i.in[0]).width;
   float* y = i.out[0] >= 0 ? row(i.out[0], r) : scratch_[size_t(worker)].floats(size_t(d));
-  k.silu_mul(row(i.in[0], r), row(i.in[1], r), d, y);
+  k.act(Act(i.whole[0]), row(i.in[0], r), row(i.in[1], r), d, y);
   if (i.out[1] >= 0) k.quantize(y, d, buffer(i.out[1]).q, r);
 }
 
@@ -221,9 +232,52 @@ void StepJob::linear(const Instruction& i, int tile) {
     const Buffer& in = buffer(i.in[0]);
     float* out = buffer(i.out[j]).x;
     const int first = tile * per, tiles = std::min(w.tiles() - first, per);
-    return shape(i.in[0]).integer ? program_->kernels_.linear_int(w, first, tiles, in.q, 0, n, out, size_t(w.n))
-                                  : program_->kernels_.linear_f32(w, first, tiles, in.x, 0, n, out, size_t(w.n));
+    shape(i.in[0]).integer ? program_->kernels_.linear_int(w, first, tiles, in.q, 0, n, out, size_t(w.n))
+                           : program_->kernels_.linear_f32(w, first, tiles, in.x, 0, n, out, size_t(w.n));
+    if (i.whole.empty()) return;
+    const float* bias = program_->vectors_[size_t(i.whole[j])].data();
+    const int begin = first * kTile, end = std::min(w.n, (first + tiles) * kTile);
+    for (int r = 0; r < n; r++) program_->kernels_.add_to(out + size_t(r) * size_t(w.n) + begin, bias + begin, end - begin);
+    return;
   }
+}
+
+// Some columns of one expert, for the rows that are sent to it, one by one: weights stay at hand from row to row.
+void StepJob::experts(const Instruction& i, int tile) {
+  const int count = i.whole[0], chosen = i.whole[1];
+  const Packed& first = program_->weights_[size_t(i.weights[0])]->packed();
+  const int per = columns_per_tile(first), each = parts(first.tiles(), per), expert = tile / each, from = tile % each * per;
+  const Packed& w = program_->weights_[size_t(i.weights[size_t(expert)])]->packed();
+  const bool biased = int(i.weights.size()) > count;
+  std::vector<float> bias;
+  const Buffer& in = buffer(i.in[0]);
+  const int width = shape(i.in[0]).width, n = rows(i.out[0]);
+  for (int r = 0; r < n; r++) {
+    const float* routes = row(i.in[1], r);
+    for (int j = 0; j < chosen; j++) {
+      if (int(routes[j]) != expert) continue;
+      float* out = row(i.out[0], r) + size_t(j) * size_t(w.n);
+      const int part = i.whole[2] ? j * w.k : 0;
+      const size_t at = shape(i.in[0]).integer ? Quantized::at(r, width / kBlock, part / kBlock) : 0;
+      const Quantized x{in.q.bytes, in.q.q + at * size_t(kBlock * in.q.bytes), in.q.d + at, in.q.s + at, in.q.neg8 + at, in.q.neg8_first + at};
+      const int last = std::min(w.tiles(), from + per);
+      shape(i.in[0]).integer ? program_->kernels_.linear_int(w, from, last - from, x, 0, 1, out, size_t(w.n))
+                             : program_->kernels_.linear_f32(w, from, last - from, row(i.in[0], r) + part, 0, 1, out, size_t(w.n));
+      if (!biased) continue;
+      if (bias.empty()) {
+        bias.resize(size_t(w.n));
+        program_->weights_[size_t(i.weights[size_t(count)])]->row(expert, bias.data());
+      }
+      const int a = from * kTile, b = std::min(w.n, last * kTile);
+      program_->kernels_.add_to(out + a, bias.data() + a, b - a);
+    }
+  }
+}
+
+void StepJob::combine(const Instruction& i, int r) {
+  const int n = shape(i.out[0]).width, chosen = shape(i.in[1]).width / 2;
+  for (int j = 0; j < chosen; j++)
+    program_->kernels_.weigh(row(i.in[0], r) + size_t(j) * size_t(n), row(i.in[1], r)[chosen + j], n, j == 0, row(i.out[0], r));
 }
 
 void StepJob::attend(const Instruction& i, int tile, int worker) {

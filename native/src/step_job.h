@@ -48,6 +48,8 @@ class StepJob : public Job {
   void store(int group, int layer, int r, const float* k, const float* v);
   // One tile of the others.
   void linear(const Instruction& i, int tile);
+  void experts(const Instruction& i, int tile);
+  void combine(const Instruction& i, int r);
   void attend(const Instruction& i, int tile, int worker);
   void merge(const Instruction& i, int tile);
   // A query head's output, out of the merged partials.

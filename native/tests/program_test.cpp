@@ -55,7 +55,7 @@ struct Model {
   }
   static std::vector<Instruction> plain() {
     return {{Op::Embed, {}, {X}, {kEmbedding}, {}, {}, ""},
-            {Op::Norm, {X, -1}, {-1, H, -1}, {0}, {}, {kEps}, ""},
+            {Op::Norm, {X, -1}, {-1, H, -1}, {0}, {1}, {kEps}, ""},
             {Op::Quantize, {H}, {HQ}, {}, {}, {}, ""},
             {Op::Linear, {HQ}, {Q, K, V}, {kQuery, kKey, kValue}, {}, {}, ""},
             {Op::Rope, {Q, K}, {Q2, K2}, {0}, {kDim}, {}, ""},
@@ -65,35 +65,35 @@ struct Model {
             {Op::Quantize, {A}, {AQ}, {}, {}, {}, ""},
             {Op::Linear, {AQ}, {O}, {kOut}, {}, {}, ""},
             {Op::Add, {X, O}, {Y}, {}, {}, {}, ""},
-            {Op::Norm, {Y, -1}, {-1, N, -1}, {1}, {}, {kEps}, ""},
+            {Op::Norm, {Y, -1}, {-1, N, -1}, {1}, {1}, {kEps}, ""},
             {Op::Quantize, {N}, {NQ}, {}, {}, {}, ""},
             {Op::Linear, {NQ}, {G, U}, {kGate, kUp}, {}, {}, ""},
-            {Op::Act, {G, U}, {F, -1}, {}, {}, {}, ""},
+            {Op::Act, {G, U}, {F, -1}, {}, {0}, {}, ""},
             {Op::Quantize, {F}, {FQ}, {}, {}, {}, ""},
             {Op::Linear, {FQ}, {D}, {kDown}, {}, {}, ""},
             {Op::Add, {Y, D}, {Z}, {}, {}, {}, ""},
             {Op::Pick, {Z}, {P}, {}, {}, {}, ""},
-            {Op::Norm, {P, -1}, {-1, PN, -1}, {2}, {}, {kEps}, ""},
+            {Op::Norm, {P, -1}, {-1, PN, -1}, {2}, {1}, {kEps}, ""},
             {Op::Quantize, {PN}, {PQ}, {}, {}, {}, ""},
             {Op::Linear, {PQ}, {L}, {kHead}, {}, {}, ""},
             {Op::Output, {L}, {}, {}, {}, {}, "logits"}};
   }
   static std::vector<Instruction> fused() {
     return {{Op::Embed, {}, {X}, {kEmbedding}, {}, {}, ""},
-            {Op::Norm, {X, -1}, {-1, -1, HQ}, {0}, {}, {kEps}, ""},
+            {Op::Norm, {X, -1}, {-1, -1, HQ}, {0}, {1}, {kEps}, ""},
             {Op::Linear, {HQ}, {Q, K, V}, {kQuery, kKey, kValue}, {}, {}, ""},
             {Op::RopeStore, {Q, K, V}, {Q2}, {0}, {kDim, 0, 0}, {}, ""},
             {Op::Attend, {Q2}, {A}, {}, {0, 0, 0}, {kScale, 0}, ""},
             {Op::Merge, {A}, {A}, {}, {0, 0, 0}, {kScale, 0}, ""},
             {Op::Quantize, {A}, {AQ}, {}, {}, {}, ""},
             {Op::Linear, {AQ}, {O}, {kOut}, {}, {}, ""},
-            {Op::Norm, {X, O}, {Y, -1, NQ}, {1}, {}, {kEps}, ""},
+            {Op::Norm, {X, O}, {Y, -1, NQ}, {1}, {1}, {kEps}, ""},
             {Op::Linear, {NQ}, {G, U}, {kGate, kUp}, {}, {}, ""},
-            {Op::Act, {G, U}, {-1, FQ}, {}, {}, {}, ""},
+            {Op::Act, {G, U}, {-1, FQ}, {}, {0}, {}, ""},
             {Op::Linear, {FQ}, {D}, {kDown}, {}, {}, ""},
             {Op::Add, {Y, D}, {Z}, {}, {}, {}, ""},
             {Op::Pick, {Z}, {P}, {}, {}, {}, ""},
-            {Op::Norm, {P, -1}, {-1, PN, PQ}, {2}, {}, {kEps}, ""},
+            {Op::Norm, {P, -1}, {-1, PN, PQ}, {2}, {1}, {kEps}, ""},
             {Op::Linear, {PQ}, {L}, {kHead}, {}, {}, ""},
             {Op::Output, {L}, {}, {}, {}, {}, "logits"}};
   }
@@ -131,7 +131,7 @@ class Plainly {
     const auto y = sum(x, product(kOut, attended(q)));
     const auto n = normed(y, 1), gate = product(kGate, n), up = product(kUp, n);
     std::vector<float> f(kHidden);
-    k_.silu_mul(gate.data(), up.data(), kHidden, f.data());
+    k_.act(Act::Silu, gate.data(), up.data(), kHidden, f.data());
     position_++;
     return product(kHead, normed(sum(y, product(kDown, f)), 2));
   }

@@ -12,6 +12,8 @@ KV_FORMATS = ("f32", "f16", "int8", "int4")
 MAX_CHUNK = 512
 """Most tokens of a step whose number is chosen anew each time: more make no step more efficient."""
 ACTIVATIONS = ("int16", "int8", "f32")
+QUANTIZE = ("q8_0", "q4_k", "q4_1", "q4_0")
+"""What dense weights can become as they are loaded."""
 
 
 def _loopback(host: str) -> bool:
@@ -45,6 +47,12 @@ class ModelConfig:
     """
     max_model_len: int | None = None
     """Longest sequence in tokens; None is the model's own training length."""
+    quantize: str | None = None
+    """What matrices in f32, f16 or bf16 become as they are loaded: q8_0, q4_k, q4_1 or q4_0; None leaves them.
+
+    The embedding and the vocabulary projection become q8_0, and so do rows that are no whole blocks of 256 in q4_k;
+    rows that are no whole blocks of 32 stay.
+    """
 
     def __post_init__(self) -> None:
         """Check every range."""
@@ -52,6 +60,8 @@ class ModelConfig:
             raise InvalidConfig(f"activations must be one of {ACTIVATIONS}, got {self.activations!r}")
         if self.kv_format not in KV_FORMATS:
             raise InvalidConfig(f"kv_format must be one of {KV_FORMATS}, got {self.kv_format!r}")
+        if self.quantize is not None and self.quantize not in QUANTIZE:
+            raise InvalidConfig(f"quantize must be one of {QUANTIZE} or None, got {self.quantize!r}")
         _positive("max_model_len", self.max_model_len)
 
 

@@ -24,7 +24,7 @@ from pagoda.cache import Disk, KVCache
 from pagoda.cache.kv_dir import KVDir
 from pagoda.cache.page_file import Seal
 from pagoda.cache.shelf import Shelf
-from pagoda.catalog import BUILTINS, Progress, open_model
+from pagoda.catalog import BUILTINS, AnyModel, Progress, open_model
 from pagoda.completion import Completion, Gather, gather, raise_failure
 from pagoda.config import MAX_CHUNK, EngineConfig, MachineConfig, ModelConfig, SchedulerConfig
 from pagoda.engine import Engine, Runner, iterate, stream, validate
@@ -54,6 +54,7 @@ class EngineOptions(TypedDict, total=False):
     activations: str
     kv_format: str
     max_model_len: int | None
+    quantize: str | None
     threads: int | None
     page_size: int
     kv_memory: int | None
@@ -112,6 +113,11 @@ class Opened:
         self.runner.close()
 
 
+def _api_name(model: str) -> str:
+    """A built-in's name, a file's without `.gguf`, a directory's as it stands."""
+    return model if model in BUILTINS else Path(model).name.removesuffix(".gguf")
+
+
 _NOBODY = NoObserver()
 
 
@@ -126,9 +132,13 @@ def open_engine(config: EngineConfig, observer: Observer = _NOBODY, progress: Pr
         directory = KVDir(config.machine.kv_dir) if config.machine.kv_dir is not None else None
         if directory is not None:
             undo.callback(directory.close)
-        model_file = files.enter_context(open_model(name, progress=progress))
+        model_file = open_model(name, progress=progress, quantize=config.model.quantize)
+        files.callback(model_file.close)
         kind, _, drafter_name = config.scheduler.speculate.partition(":")
-        drafter = files.enter_context(open_model(drafter_name, progress=progress)) if kind == "draft" else None
+        drafter: AnyModel | None = None
+        if kind == "draft":
+            drafter = open_model(drafter_name, progress=progress)
+            files.callback(drafter.close)
         sizing = size(model_file, config, free_memory(), drafter)
         # Both at once: packing needs the cores but not the GIL, the tokenizer the GIL.
         with ThreadPoolExecutor(1) as beside:
@@ -142,7 +152,7 @@ def open_engine(config: EngineConfig, observer: Observer = _NOBODY, progress: Pr
     for pinned in engine.pin_again():
         if error := pinned.exception():
             _log.warning("a prefix is not pinned again: %s", error)
-    return Opened(engine, tokenizer, name if name in BUILTINS else Path(name).stem, runner, sizing)
+    return Opened(engine, tokenizer, _api_name(name), runner, sizing)
 
 
 def disk_of(
@@ -197,7 +207,7 @@ class LLM:
     """A loaded model. Usable from several threads at once; close it, or use it as a context manager.
 
     Args:
-        model: A built-in name, or the path of a .gguf file.
+        model: A built-in name, or the path of a .gguf file or of a Hugging Face directory.
         progress: Is told how far the download is, if there is one.
         options: See `EngineOptions`; each field is described in `pagoda.config`.
 

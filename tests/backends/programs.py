@@ -14,7 +14,21 @@ from .verbs import normal, rope_table
 
 WIDTH, HEADS, GROUPS, DIM, LAYERS = 64, 4, 2, 16, 3
 KEYS, EPS = GROUPS * DIM, 1e-3
-VERBS = ("norm", "norm", "add", "act", "linear", "linear", "several", "attend", "input", "output", "residual")
+VERBS = (
+    "norm",
+    "norm",
+    "add",
+    "act",
+    "linear",
+    "linear",
+    "several",
+    "attend",
+    "input",
+    "output",
+    "residual",
+    "scale",
+    "soft_cap",
+)
 FORMATS = ("q4_0", "q4_1", "q8_0", "f16", "bf16", "f32")
 
 
@@ -43,7 +57,11 @@ class Writer:
             case "add":
                 self.values.append(ops.add(x, y))
             case "act":
-                self.values.append(ops.act(self.norm(x, a), self.norm(y, b), "silu"))
+                self.values.append(ops.act(self.norm(x, a), self.norm(y, b), ("silu", "gelu_tanh")[a % 2]))
+            case "scale":
+                self.values.append(ops.scale(x, 1 + a % 3))
+            case "soft_cap":
+                self.values.append(ops.soft_cap(self.norm(x, a), 5.0))
             case "linear":
                 self.values.append(ops.linear(x, self.square[a % 4]))
             case "several":

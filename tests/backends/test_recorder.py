@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pagoda.backends.ops import KVLayer
+from pagoda.backends.ops import Experts, KVLayer
 from pagoda.backends.recorder import Op, Recorder
 
 from .formats import random_tensor
@@ -35,7 +35,12 @@ def packed() -> list[Any]:
         (r"f16\[6, 64\] is \(6, 64\), its input 63 wide", lambda o, w: o.linear(o.input("x", 63), w[:2][::-1])),
         (r"f32\[64\] is \(64,\), its input 64 wide", lambda o, w: o.linear(o.input("x", 64), w[2])),
         (r"f32\[64\] is \(64,\), its input 32 wide", lambda o, w: o.norm(o.input("x", 32), w[2], 1e-5)),
-        ("silu, got 'gelu'", lambda o, _: o.act(o.input("x", 8), o.input("x", 8), "gelu")),
+        (r"its input 64 wide in 2 heads", lambda o, w: o.norm(o.input("x", 64), w[2], 1e-5, 2)),
+        (r"f32\[64\] is \(64,\), what it is added to 5 wide", lambda o, w: o.linear(o.input("x", 64), w[0], "", w[2])),
+        ("silu, gelu_tanh, swiglu_clamped, got 'gelu'", lambda o, _: o.act(o.input("x", 8), o.input("x", 8), "gelu")),
+        ("2 of 1 experts of 64 cannot be chosen by 1 scores", lambda o, w: mixture(o, w, 2)),
+        ("0 of 1 experts of 64 cannot", lambda o, w: mixture(o, w, 0)),
+        (r"experts must be alike: f16\[6, 64\]", lambda o, w: mixture(o, [w[0], w[1]], 1)),
         ("shapes must be equal", lambda o, _: o.act(o.input("x", 8), o.input("y", 9), "silu")),
         ("shapes must be equal", lambda o, _: o.add(o.input("x", 8), o.input("y", 9))),
         ("shapes must be equal", lambda o, _: o.add(o.input("x", 8), o.pick(o.input("y", 8)))),
@@ -51,6 +56,12 @@ def packed() -> list[Any]:
 def test_mistakes_are_named(match: str, build: Callable[[Any, list[Any]], Any]) -> None:
     with pytest.raises(ValueError, match=match):
         build(Recorder("int16"), packed())
+
+
+def mixture(ops: Any, weights: list[Any], chosen: int) -> None:
+    count = 1 if len(weights) > 2 else 2
+    experts = Experts(weights[:count], weights[:count], weights[:count])
+    ops.moe(ops.input("x", 64), ops.input("scores", count), experts, chosen, "silu", "all")
 
 
 def attend(ops: Any, q: int, k: int, v: int, **form: Any) -> None:

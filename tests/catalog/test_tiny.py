@@ -113,7 +113,7 @@ def test_batches_are_the_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     """In the file's order, whatever fits a batch; every one as `tensor` reads it."""
     with ModelFile(tiny_model(tmp_path)) as file:
         for most in (1, 5000, 2**30):
-            monkeypatch.setattr("pagoda.catalog.model_file.BATCH", most)
+            monkeypatch.setattr("pagoda.catalog.shards.BATCH", most)
             batches = list(file.batches(reversed(file.tensors)))
             assert (len(batches) == 1) == (most == 2**30)
             read = [tensor for batch in batches for tensor in batch]

@@ -75,7 +75,7 @@ def opened(
     """
     cpu = CpuBackend(**backend)
     with ModelFile(path) as source:
-        model = build(source, read_config(source), cpu.weights, lambda f, n: rope_table(f, n, adjacent=True), longest)
+        model = build(source, read_config(source), cpu.weights, rope_table, longest)
     store = cpu.kv_store(model.groups, [pages], page_size, kv_format)
     if own:
         beside = cpu.kv_store(model.groups, [pages], page_size, kv_format)

@@ -17,7 +17,15 @@ from .pairs import all_pairs
 from .play import PLAIN_PAGE, Ask, Knowing, Line, Plain, Seen, opened, page_count, prompt, scheduler, through_engine
 from .worlds import WORLDS, model_file
 
-CASES = all_pairs(AXES)
+PAIRS = all_pairs(AXES)
+FAMILIES = [name for name, world in WORLDS.items() if world.family]
+SAMPLES = 4
+"""Cases of each family: some of the others', all different."""
+CASES = PAIRS + [
+    PAIRS[(j + len(FAMILIES) * i) % len(PAIRS)] | {"world": name}
+    for j, name in enumerate(FAMILIES)
+    for i in range(SAMPLES)
+]
 MOST_TOKENS = 19
 LENGTHS_OF_OUTPUT = [3 + 7 * j % (MOST_TOKENS - 2) for j in range(17)]
 """All different: rows drop out of a batch one by one, so that it passes every number of rows."""

@@ -63,10 +63,13 @@ def chosen_isa(name: str | None = None) -> str:
     return chosen
 
 
-def rope_table(frequencies: Sequence[float], positions: int, *, adjacent: bool) -> RopeTable:
-    """Angles position * frequency, one frequency for each pair; computed the same on every machine."""
+def rope_table(frequencies: Sequence[float], positions: int, *, adjacent: bool, magnitude: float = 1.0) -> RopeTable:
+    """Angles position * frequency, one frequency for each pair; computed the same on every machine.
+
+    Cosine and sine are rounded to f32, then multiplied by `magnitude` in f32.
+    """
     cos, sin = _native.rope_angles(np.array(frequencies, np.float64), positions)
-    return RopeTable(cos, sin, adjacent)
+    return RopeTable(cos * np.float32(magnitude), sin * np.float32(magnitude), adjacent)
 
 
 def check_format(name: str, form: str) -> None:

@@ -26,6 +26,9 @@ Value = Any
 Weight = Any
 """A backend's own: a matrix [n, k] or a vector [k], packed as it likes."""
 Rows = Literal["R", "S"]
+Activation = Literal["silu", "gelu_tanh", "swiglu_clamped"]
+Routing = Literal["chosen", "all"]
+"""Over which experts' scores the softmax goes that weighs the chosen ones."""
 
 
 class StoredFormat(Protocol):
@@ -115,6 +118,19 @@ class KVLayer:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Experts:
+    """The matrices of a mixture of experts (Shazeer et al. 2017), in the order of the router's scores."""
+
+    gate: Sequence[Weight]
+    up: Sequence[Weight]
+    """[F, D] each, as `gate`."""
+    down: Sequence[Weight]
+    """[D, F] each."""
+    biases: tuple[Weight, Weight, Weight] | None = None
+    """Of gate [E, F], up [E, F] and down [E, D]: a row for each expert."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Step:
     """All that changes from step to step. R rows, B sequences, S sampled rows; integers are int32.
 
@@ -152,17 +168,22 @@ class Ops(Protocol):
         ...
 
     def linear(
-        self, x: Value, weights: Weight | Sequence[Weight], site: str = ""
+        self,
+        x: Value,
+        weights: Weight | Sequence[Weight],
+        site: str = "",
+        bias: Weight | Sequence[Weight] | None = None,
     ) -> Any:  # a Value for one weight, a tuple of Values for a sequence of them
-        """x @ W.T for W [N, K]; several weights read the same x in one pass.
+        """x @ W.T + b for W [N, K] and b [N], if there is one; several weights read the same x in one pass.
 
         Weights in a quantised format read x as int16 or int8 in blocks of 32, unless the backend was opened with f32
         activations. `site` names the place for adapters: `layers.3.qkv`.
         """
         ...
 
-    def norm(self, x: Value, weight: Weight, eps: float) -> Value:
-        """x / sqrt(mean(x^2) + eps) * weight over the last axis (RMSNorm; Zhang & Sennrich 2019)."""
+    def norm(self, x: Value, weight: Weight, eps: float, heads: int = 1) -> Value:
+        """x / sqrt(mean(x^2) + eps) * weight (RMSNorm; Zhang & Sennrich 2019), for each of `heads` equal parts of a row
+        with the same weight [width / heads]."""
         ...
 
     def rope(self, q: Value, k: Value, head_dim: int, table: RopeTable) -> tuple[Value, Value]:
@@ -176,12 +197,30 @@ class Ops(Protocol):
         """
         ...
 
-    def act(self, gate: Value, up: Value, kind: Literal["silu"]) -> Value:
-        """silu(gate) * up, with silu(x) = x / (1 + exp(-x))."""
+    def act(self, gate: Value, up: Value, kind: Activation) -> Value:
+        """f(gate) * up.
+
+        `silu`: f(x) = x / (1 + exp(-x)). `gelu_tanh`: f(x) = x / (1 + exp(-2z)), z = sqrt(2 / pi) (x + 0.044715 x^3),
+        which is x (1 + tanh z) / 2 (Hendrycks & Gimpel 2016). `swiglu_clamped` (gpt-oss): gate held to
+        7 at most, up to within 7 of 0, then gate / (1 + exp(-1.702 gate)) * (up + 1).
+        """
+        ...
+
+    def moe(self, x: Value, scores: Value, experts: Experts, chosen: int, kind: Activation, routing: Routing) -> Value:
+        """The sum over the `chosen` experts of largest score [R, E] (ties: the lower number first) of weight times
+        down(act(gate(x), up(x))), best first."""
         ...
 
     def add(self, x: Value, y: Value) -> Value:
         """x + y."""
+        ...
+
+    def scale(self, x: Value, factor: float) -> Value:
+        """x * factor, the factor rounded to f32."""
+        ...
+
+    def soft_cap(self, x: Value, cap: float) -> Value:
+        """cap * tanh(x / cap): within -cap and cap."""
         ...
 
     def pick(self, x: Value) -> Value:

@@ -20,7 +20,7 @@ MODEL = ModelConfig()
 MACHINE = MachineConfig()
 SCHEDULER = SchedulerConfig()
 
-_MODEL_HELP = "A built-in name, or the path of a .gguf file."
+_MODEL_HELP = "A built-in name, or the path of a .gguf file or Hugging Face directory."
 _SAMPLING = "Sampling"
 _ENGINE = "Engine"
 
@@ -69,6 +69,13 @@ KvFormat = Annotated[
 Activations = Annotated[
     str, typer.Option(help="What linear layers read: int16, int8 (faster, coarser) or f32.", rich_help_panel=_ENGINE)
 ]
+Quantize = Annotated[
+    str | None,
+    typer.Option(
+        help="What dense weights become as they are loaded: q8_0, q4_k, q4_1 or q4_0.", rich_help_panel=_ENGINE
+    ),
+]
+
 Speculate = Annotated[
     str,
     typer.Option(

@@ -28,7 +28,9 @@ def _group() -> None:
 
 @bench.command()
 def offline(
-    model: Annotated[str, typer.Argument(help="A built-in name, or the path of a .gguf file.")] = "smollm2",
+    model: Annotated[
+        str, typer.Argument(help="A built-in name, or the path of a .gguf file or Hugging Face directory.")
+    ] = "smollm2",
     rounds: Annotated[int, typer.Option(min=1, help="Repeats of each measurement; the best one counts.")] = 5,
     threads: Annotated[int | None, typer.Option(min=1, help="Native threads; all allowed cores if not given.")] = None,
     static: Annotated[bool, typer.Option(help="Compare continuous batching with static batches instead.")] = False,

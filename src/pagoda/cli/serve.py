@@ -27,6 +27,7 @@ from pagoda.cli._options import (
     ModelArgument,
     PageSize,
     PrefixCache,
+    Quantize,
     Speculate,
     Threads,
 )
@@ -89,6 +90,7 @@ def serve(
     kv_dir: KvDir = None,
     kv_dir_budget: KvDirBudget = None,
     activations: Activations = MODEL.activations,
+    quantize: Quantize = None,
     prefix_cache: PrefixCache = SCHEDULER.prefix_cache,
     warm: Annotated[
         str | None,
@@ -142,6 +144,7 @@ def serve(
         kv_dir=kv_dir,
         kv_dir_budget=kv_dir_budget,
         activations=activations,
+        quantize=quantize,
         prefix_cache=prefix_cache,
         warm=warm,
         ttft_target_ms=ttft_target_ms,
