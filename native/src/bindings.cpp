@@ -12,6 +12,7 @@
 
 #include "dispatch.h"
 #include "measure.h"
+#include "page_job.h"
 #include "step_job.h"
 
 namespace nb = nanobind;
@@ -96,6 +97,27 @@ nb::tuple drawn(const StepJob& job) {
   }
   const size_t n = tokens.size(), draws = counts.size();
   return nb::make_tuple(to_numpy(std::move(counts), {draws}), to_numpy(std::move(tokens), {n}), to_numpy(std::move(logprobs), {n}), ids, values);
+}
+
+// Bytes are copied before this returns: the job holds no Python object.
+std::shared_ptr<PageJob> transfer(Pool& pool, std::shared_ptr<KVStore> kv, const std::vector<std::vector<int>>& saves,
+                                  const std::vector<std::tuple<std::vector<int>, Bytes>>& loads) {
+  nb::gil_scoped_release release;
+  std::vector<PageMove> out, in;
+  for (const auto& unit : saves) out.push_back({unit, {}});
+  for (const auto& [unit, bytes] : loads) in.push_back({unit, copied(bytes)});
+  auto job = std::make_shared<PageJob>(std::move(kv), std::move(out), std::move(in));
+  pool.submit(job);
+  return job;
+}
+
+nb::list saved(PageJob& job) {
+  nb::list result;
+  for (auto& save : job.saves()) {
+    const size_t n = save.bytes.size();
+    result.append(to_numpy(std::move(save.bytes), {n}));
+  }
+  return result;
 }
 
 nb::dict outputs(const StepJob& job) {
@@ -187,7 +209,14 @@ NB_MODULE(_native, m) {
           }),
           "groups"_a, "slots"_a, "format"_a, "pool"_a.none() = nb::none())
       .def_prop_ro("bytes", &KVStore::bytes)
-      .def("copy", &KVStore::copy, "group"_a, "source"_a, "target"_a, "slots"_a);
+      .def("copy", &KVStore::copy, "group"_a, "source"_a, "target"_a, "slots"_a)
+      .def_prop_ro("unit_bytes", &KVStore::unit_bytes);
+
+  nb::class_<PageJob>(m, "PageJob")
+      .def("wait", &PageJob::wait, nb::call_guard<nb::gil_scoped_release>())
+      .def_prop_ro("seconds", &PageJob::seconds)
+      .def("take", &saved, "The bytes of each page saved, once: they are moved out.");
+  m.def("transfer", &transfer, "pool"_a, "kv"_a, "saves"_a, "loads"_a);
 
   nb::class_<Slots>(m, "Slots").def(nb::new_([] { return std::make_shared<Slots>(); }));
 

@@ -7,6 +7,8 @@
 #include <new>
 #include <stdexcept>
 
+#include "require.h"
+
 namespace pagoda {
 
 void KVStore::Unmap::operator()(uint8_t* p) const { munmap(p, bytes); }
@@ -75,6 +77,34 @@ void KVStore::copy(int group, int source, int target, int slots) {
       copy_rows(kv.keys(target, h), kv.keys(source, h), kv.key_rows(), kv.slots, slots, kv.key_bytes());
       std::memcpy(kv.values(target, h), kv.values(source, h), size_t(slots) * kv.value_bytes());
     }
+}
+
+size_t KVStore::unit_bytes() const {
+  size_t bytes = 0;
+  for (const auto& group : layers_)
+    for (const auto& kv : group) bytes += kv.page_bytes;
+  return bytes;
+}
+
+void KVStore::read(const std::vector<int>& unit, uint8_t* to) const {
+  for (size_t g = 0; g < layers_.size(); g++)
+    for (const auto& kv : layers_[g]) {
+      std::memcpy(to, kv.head(unit[g], 0), kv.page_bytes);
+      to += kv.page_bytes;
+    }
+}
+
+void KVStore::write(const std::vector<int>& unit, const uint8_t* from) {
+  for (size_t g = 0; g < layers_.size(); g++)
+    for (const auto& kv : layers_[g]) {
+      std::memcpy(kv.head(unit[g], 0), from, kv.page_bytes);
+      from += kv.page_bytes;
+    }
+}
+
+void KVStore::check_unit(const std::vector<int>& unit) const {
+  require(unit.size() == layers_.size(), "a page of each KV group is needed");
+  for (size_t g = 0; g < unit.size(); g++) require(unit[g] >= 0 && unit[g] < groups_[g].pages, "a page to be moved is out of range");
 }
 
 }  // namespace pagoda

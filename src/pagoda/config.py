@@ -68,11 +68,21 @@ class MachineConfig:
 
     None stays within 1 GiB, or one full sequence if that is more, so that a start does not take all of a machine.
     """
+    kv_dir: str | None = None
+    """Directory in which pinned, hot and evicted prefixes are kept, over restarts too; None keeps them in memory only.
+
+    It holds what users wrote, as tokens: its mode is 0700, and it belongs to one process at a time.
+    """
+    kv_dir_budget: int | None = None
+    """Most bytes in `kv_dir`; None is 4 GiB, or half of what is free there if that is less."""
 
     def __post_init__(self) -> None:
         """Check every range."""
         _positive("threads", self.threads)
         _positive("kv_memory", self.kv_memory)
+        _positive("kv_dir_budget", self.kv_dir_budget)
+        if self.kv_dir_budget is not None and self.kv_dir is None:
+            raise InvalidConfig("kv_dir_budget needs kv_dir: say where")
         if self.page_size < 1 or self.page_size & (self.page_size - 1):
             raise InvalidConfig(f"page_size must be a power of two, got {self.page_size}")
 
@@ -143,6 +153,11 @@ class EngineConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     machine: MachineConfig = field(default_factory=MachineConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+
+    def __post_init__(self) -> None:
+        """Check what one part asks of another."""
+        if self.machine.kv_dir is not None and not self.scheduler.prefix_cache:
+            raise InvalidConfig("kv_dir keeps prefixes, and prefix_cache is off: leave out one of them")
 
 
 @dataclass(frozen=True, slots=True)

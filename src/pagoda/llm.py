@@ -8,8 +8,9 @@ with LLM("smollm2") as llm:
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import AsyncGenerator, Generator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, aclosing, closing
 from dataclasses import dataclass, fields
@@ -19,6 +20,10 @@ from types import TracebackType
 from typing import Any, Protocol, Self, TypedDict, Unpack
 
 from pagoda.backends.machine import free_memory
+from pagoda.cache import Disk, KVCache
+from pagoda.cache.kv_dir import KVDir
+from pagoda.cache.page_file import Seal
+from pagoda.cache.shelf import Shelf
 from pagoda.catalog import BUILTINS, Progress, open_model
 from pagoda.completion import Completion, Gather, gather, raise_failure
 from pagoda.config import MAX_CHUNK, EngineConfig, MachineConfig, ModelConfig, SchedulerConfig
@@ -28,9 +33,14 @@ from pagoda.explain import PrefixExplanation, explain_prefix
 from pagoda.obs.observer import NoObserver, Observer
 from pagoda.openings import Warming, read_openings
 from pagoda.runner.load import load_runner
+from pagoda.runner.runner import Runner as LoadedRunner
 from pagoda.runner.sizing import Sizing, size
 from pagoda.text.tokenizer import Tokenizer
 from pagoda.types import GenerateRequest, SamplingParams, TokenEvent
+
+KV_DIR_AUTO = 4 * 2**30
+"""Bytes of `kv_dir_budget` if none is given and the disk has twice as many."""
+_log = logging.getLogger(__name__)
 
 Prompt = str | Sequence[int]
 """A text to be continued, or token ids as they stand."""
@@ -47,6 +57,8 @@ class EngineOptions(TypedDict, total=False):
     threads: int | None
     page_size: int
     kv_memory: int | None
+    kv_dir: str | None
+    kv_dir_budget: int | None
     max_num_seqs: int
     chunk: int | None
     steps_in_flight: int
@@ -110,7 +122,10 @@ def open_engine(config: EngineConfig, observer: Observer = _NOBODY, progress: Pr
         UnknownModel, ModelError, MemoryLimit: the model cannot be loaded here.
     """
     name = config.model.model
-    with ExitStack() as files:
+    with ExitStack() as undo, ExitStack() as files:
+        directory = KVDir(config.machine.kv_dir) if config.machine.kv_dir is not None else None
+        if directory is not None:
+            undo.callback(directory.close)
         model_file = files.enter_context(open_model(name, progress=progress))
         kind, _, drafter_name = config.scheduler.speculate.partition(":")
         drafter = files.enter_context(open_model(drafter_name, progress=progress)) if kind == "draft" else None
@@ -120,9 +135,32 @@ def open_engine(config: EngineConfig, observer: Observer = _NOBODY, progress: Pr
             tokenizing = beside.submit(Tokenizer.from_metadata, model_file.metadata)
             runner = load_runner(model_file, config, sizing, drafter)
             tokenizer = tokenizing.result()
-    engine = Engine(runner, tokenizer, config.scheduler, observer)
+        open_disk = disk_of(runner, directory, config.machine.kv_dir_budget) if directory is not None else None
+        engine = Engine(runner, tokenizer, config.scheduler, observer, open_disk=open_disk)
+        undo.pop_all()
     engine.start()
+    for pinned in engine.pin_again():
+        if error := pinned.exception():
+            _log.warning("a prefix is not pinned again: %s", error)
     return Opened(engine, tokenizer, name if name in BUILTINS else Path(name).stem, runner, sizing)
+
+
+def disk_of(
+    runner: LoadedRunner, directory: KVDir, budget: int | None
+) -> Callable[[KVCache, Callable[[], None]], Disk]:
+    """What makes the tier of an engine's cache, in a directory, and gives the runner its shelf."""
+    has = runner.capacity
+    identity = f"{has.fingerprint}, {has.layout}, {has.unit_bytes} bytes for {has.page_size} tokens"
+    shelf = Shelf(directory, Seal(directory.key, identity), has.unit_bytes)
+
+    def open_disk(cache: KVCache, wake: Callable[[], None]) -> Disk:
+        shelf.wake = wake
+        disk = Disk(cache, shelf, budget or min(KV_DIR_AUTO, directory.free() // 2))
+        runner.shelf = shelf
+        shelf.start()
+        return disk
+
+    return open_disk
 
 
 class Stream(Iterator[TokenEvent]):

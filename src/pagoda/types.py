@@ -220,6 +220,45 @@ class PinInfo:
     """Admissions that found it whole, of the tenants that it serves."""
 
 
+class DiskFault(StrEnum):
+    """Why a file of the tier could not be used, or not be written. None of them changes an answer."""
+
+    DAMAGED = "damaged"  # its checksum does not fit: changed since it was written
+    TRUNCATED = "truncated"  # shorter than it says
+    FOREIGN = "foreign"  # of other weights, formats, kernels or page size, or of another program
+    WRONG_KEY = "wrong_key"  # written under another key
+    MISSING = "missing"  # gone since the start
+    READ_ERROR = "read_error"
+    SLOW = "slow"  # not read in time: computed instead
+    DISK_FULL = "disk_full"  # nothing is written for a while
+    WRITE_ERROR = "write_error"
+
+
+@dataclass(frozen=True, slots=True)
+class DiskReport:
+    """What is kept on disk. A unit is one page of each KV group; counts are since the start."""
+
+    units: int
+    """That can be restored."""
+    bytes: int
+    """Of all files, in whole blocks of the file system; never over `budget`."""
+    budget: int
+    saved: int
+    """Units written."""
+    restored: int
+    """Units read back and put in place."""
+    dropped: int
+    """Units not written: the disk was too slow or full, or the budget was all pins."""
+    faults: tuple[tuple[DiskFault, int], ...]
+    """Files that could not be used or written, by cause."""
+    writing: bool
+    """False: the disk is full or refuses, and is tried again later."""
+    restore_s: float | None
+    """Measured seconds to restore a token: read, verify, copy. None: not measured yet."""
+    compute_s: float | None
+    """Measured seconds to compute a token of a prompt."""
+
+
 @dataclass(frozen=True, slots=True)
 class CacheReport:
     """What every KV page is used for."""
@@ -241,6 +280,8 @@ class CacheReport:
     """One letter for each page of each KV group: `.` free, `c` cached, `u` used by one sequence, `s` shared by several
     (or used and cached), `p` pinned.
     """
+    disk: DiskReport | None = None
+    """None without `kv_dir`."""
 
 
 @dataclass(frozen=True, slots=True)

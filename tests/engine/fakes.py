@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import codecs
+import json
 import threading
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Any
 from zlib import crc32
 
 from pagoda.engine import validate
@@ -128,10 +130,12 @@ class FakeRunner:
     plans: list[StepPlan] = field(default_factory=list)
     flights: deque[StepPlan] = field(default_factory=deque)
     rows: int = 0
+    shelf: Any = None
+    """Where saved pages go and loaded ones come from."""
 
     def submit(self, plan):
         assert plan.number == len(self.plans) + 1
-        assert plan.chunks
+        assert plan.chunks or plan.saves or plan.loads
         assert plan.rows <= self.chunk
         assert len(plan.chunks) <= self.max_num_seqs
         assert len({chunk.sequence for chunk in plan.chunks}) == len(plan.chunks), "two chunks of one sequence"
@@ -153,6 +157,7 @@ class FakeRunner:
             assert start.sequence not in self.lines
             assert start.sequence not in self.gone
             self.lines[start.sequence] = Line(start.prompt, start.params, start.choice)
+        self.move(plan)
         for copy in plan.copies:
             for slot in range(copy.slots):
                 self.slots[copy.group, copy.target, slot] = self.slots[copy.group, copy.source, slot]
@@ -197,6 +202,24 @@ class FakeRunner:
         self.rows += plan.rows
         return StepResult(plan.number, tuple(sampled), 0.001)
 
+    def move(self, plan):
+        """First all saves, then all loads. A page's bytes spell out what its slots hold."""
+        saved, size = [], self.capacity.page_size
+        for move in plan.saves:
+            slots = [[self.slots[g, page, slot] for slot in range(size)] for g, page in enumerate(move.pages)]
+            saved.append(json.dumps(slots).encode().ljust(self.capacity.unit_bytes))
+        targets = [(g, page) for move in plan.loads for g, page in enumerate(move.pages)]
+        assert len(targets) == len(set(targets)), "a page is loaded twice"
+        for move in plan.loads:
+            for g, slots in enumerate(json.loads(bytes(self.shelf.take(move.ticket)))):
+                for slot, prefix in enumerate(slots):
+                    self.slots[g, move.pages[g], slot] = tuple(prefix)
+        for move, data in zip(plan.saves, saved, strict=True):
+            assert len(data) == self.capacity.unit_bytes
+            self.shelf.put(move.ticket, memoryview(data))
+        if plan.loads:
+            self.shelf.loaded(len(plan.loads), 1e-6)
+
     def resolve(self, chunk):
         if LAST not in chunk.tokens:
             return chunk.tokens
@@ -230,7 +253,7 @@ class GatedRunner(FakeRunner):
 
 
 def capacity(pages=(64,), page_size=4, max_model_len=64):
-    return Capacity(tuple(pages), page_size, max_model_len, VOCABULARY, "fake")
+    return Capacity(tuple(pages), page_size, max_model_len, VOCABULARY, "fake", 4096, "fake")
 
 
 def request(

@@ -71,6 +71,7 @@ class Traffic:
     prefix_cache: bool = True
     drafters: tuple = ()
     short: int = 0
+    """Whether who comes in is always the youngest."""
     events: dict = field(default_factory=lambda: defaultdict(list))
 
     def play(self, limit=5000):
@@ -79,7 +80,7 @@ class Traffic:
         self.observer = Counting()
         config = SchedulerConfig(self.max_num_seqs, self.chunk, self.steps_in_flight, prefix_cache=self.prefix_cache)
         self.drafts = Controller([drafter() for drafter in self.drafters], always=True)
-        self.engine = engine = Engine(self.runner, FakeTokenizer(), config, self.observer, speculation=self.drafts)
+        self.engine = engine = self.open_engine(config)
         self.requests = [
             request(
                 self.capacity, a.prompt, str(i), max_tokens=a.max_tokens, n=a.n, seed=a.seed, stop=a.stop,
@@ -95,7 +96,8 @@ class Traffic:
                 if ask.cancel_after is not None and ask.at + ask.cancel_after == step:
                     engine.cancel(req.id)
             roster = engine._roster
-            if engine._orders or roster.live or engine._flights:
+            self.between_steps()
+            if engine._orders or roster.live or engine._flights or engine._disk.busy:
                 engine._take_orders()
                 for ask, req in zip(self.asks, self.requests, strict=True):
                     if ask.cancel_after is not None and ask.at + ask.cancel_after == step:
@@ -114,6 +116,12 @@ class Traffic:
         assert not len(engine._requests)
         assert roster.state().pages_used == 0
         assert not self.runner.flights
+
+    def open_engine(self, config):
+        return Engine(self.runner, FakeTokenizer(), config, self.observer, speculation=self.drafts)
+
+    def between_steps(self):
+        """What happens elsewhere meanwhile."""
 
     def look_at(self, due, plan):
         """What one plan owes those that ran before it and those that it admits."""

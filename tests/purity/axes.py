@@ -49,6 +49,6 @@ AXES: dict[str, Sequence[Any]] = {
     "batch": (1, 2, 5, 17),
     "arrival": ("together", "one by one"),
     "policy": ("no targets", "targets and priorities", "tenants"),
-    "prefixes": ("off", "kept", "kept and met again"),
+    "prefixes": ("off", "kept", "kept and met again", "restored from disk"),
     "drafts": ("none", "known", "two of three right", "n-grams", "first layer", "a model of its own"),
 }

@@ -16,12 +16,14 @@ from typing import Any
 import numpy as np
 
 from pagoda.backends.cpu import CpuBackend, rope_table
+from pagoda.cache.kv_dir import KVDir
 from pagoda.catalog import ModelFile
 from pagoda.config import SchedulerConfig
 from pagoda.engine import Engine
 from pagoda.engine.request import Sequence as Underway
 from pagoda.engine.speculation import Controller
 from pagoda.engine.speculation.drafter import Drafter, Guess
+from pagoda.llm import disk_of
 from pagoda.models import build, read_config
 from pagoda.obs.observer import EngineState, NoObserver
 from pagoda.plan import Capacity, Chunk, SequenceStart, StepPlan, StepResult
@@ -80,7 +82,10 @@ def opened(
         guesser = Guesser(cpu, model, model.layers, beside, first_group=1)
     else:
         guesser = Guesser(cpu, model, 1, store)
-    capacity = Capacity((pages,) * (1 + own), page_size, longest, model.vocabulary, "any")
+    identity = f"{path} {kv_format} {backend['activations']}"
+    capacity = Capacity(
+        (pages,) * (1 + own), page_size, longest, model.vocabulary, identity, store.unit_bytes * (1 + own), "any"
+    )
     runner = Runner(cpu, model, store, capacity, guesser)
     yield runner
     runner.check()
@@ -137,6 +142,8 @@ class Seen(NoObserver):
     rows: Counter[int] = field(default_factory=Counter)
     """Steps by their number of rows, of those in which each sequence has its last token, and perhaps drafts."""
     copies: int = 0
+    restored: int = 0
+    """Pages read back from disk."""
     cached: int = 0
     """Prompt tokens whose KV was there."""
     ahead: int = 0
@@ -195,11 +202,19 @@ def through_engine(
     arrival: str = "together",
     rounds: int = 1,
     drafters: Sequence[Drafter] = (),
+    kv_dir: Path | None = None,
     policy: str = "no targets",
 ) -> list[dict[tuple[int, int], Line]]:
-    """The outputs by (request, choice), of each round of the same requests through one engine."""
-    engine = Engine(runner, NoText(), config, seen, speculation=Controller(drafters, always=True))
+    """The outputs by (request, choice), of each round of the same requests through one engine, with a tier on disk if
+    there is a directory for one.
+    """
+    open_disk = None if kv_dir is None else disk_of(runner, KVDir(kv_dir), None)
+    drafts = Controller(drafters, always=True)
+    engine = Engine(runner, NoText(), config, seen, speculation=drafts, open_disk=open_disk)
     lines = [_round(engine, asks, seen, arrival, policy, first=i == 0) for i in range(rounds)]
+    if (report := engine.disk_report()) is not None:
+        assert not report.faults
+        seen.restored += report.restored
     engine.close()
     engine._roster.check()
     assert engine._roster.state().pages_used == 0

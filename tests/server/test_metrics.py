@@ -11,7 +11,16 @@ from prometheus_client.parser import text_string_to_metric_families
 from pagoda.obs.metrics import METRICS, PrometheusObserver
 from pagoda.obs.observer import EngineState, Observer
 from pagoda.plan import Capacity, Chunk, StepPlan, StepResult
-from pagoda.types import CacheCause, FinishReason, GenerateRequest, SamplingParams, Timings, TokenEvent
+from pagoda.types import (
+    CacheCause,
+    DiskFault,
+    DiskReport,
+    FinishReason,
+    GenerateRequest,
+    SamplingParams,
+    Timings,
+    TokenEvent,
+)
 from server.conftest import Running
 
 
@@ -87,6 +96,25 @@ def test_queues_between_steps() -> None:
     observer = PrometheusObserver()
     observer.queues(3, 4)
     assert values(observer)["pagoda_waiting_sequences"] == 4
+
+
+def test_what_is_on_disk() -> None:
+    observer = PrometheusObserver()
+    faults = ((DiskFault.DAMAGED, 2), (DiskFault.DISK_FULL, 1))
+    observer.disk(DiskReport(5, 8192, 2**20, 7, 3, 1, faults[:1], True, None, None))
+    observer.disk(DiskReport(6, 4096, 2**20, 9, 3, 4, faults, False, 1e-5, 1e-3))
+    seen = values(observer)
+    expected = {
+        "pagoda_disk_pages": 6,
+        "pagoda_disk_bytes": 4096,
+        "pagoda_disk_writing": 0,
+        "pagoda_disk_saved_pages_total": 9,
+        "pagoda_disk_restored_pages_total": 3,
+        "pagoda_disk_dropped_pages_total": 4,
+        "pagoda_disk_faults_total{cause=damaged}": 2,
+        "pagoda_disk_faults_total{cause=disk_full}": 1,
+    }
+    assert {name: seen[name] for name in expected} == expected
 
 
 def test_what_is_served() -> None:

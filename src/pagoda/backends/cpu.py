@@ -15,6 +15,7 @@ import numpy as np
 from pagoda.backends import _native
 from pagoda.backends.machine import cores
 from pagoda.backends.ops import (
+    Bytes,
     Draw,
     Floats,
     KVGroup,
@@ -25,6 +26,7 @@ from pagoda.backends.ops import (
     Step,
     StepOutput,
     StoredTensor,
+    Unit,
 )
 from pagoda.backends.passes import FUSIONS, share_memory
 from pagoda.backends.recorder import NONE, NativeWeight, Op, Recorder, Recording, Shape
@@ -33,6 +35,8 @@ from pagoda.errors import InvalidConfig, MemoryLimit, UnsupportedModel
 
 ARITHMETIC = 1
 """Version of docs/arithmetic.md: part of the fingerprint; a change of any result's bits changes it."""
+LAYOUT = 1
+"""Version of how a page's bytes lie (native/src/kernels.h, KVPages): pages on disk of another one are not read."""
 WEIGHT_FORMATS = (
     "f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0",
     "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs", "mxfp4",
@@ -109,6 +113,18 @@ class CpuPending:
         )
 
 
+class CpuTransfer:
+    """Pages in the native queue."""
+
+    def __init__(self, job: Any) -> None:
+        self._job = job
+
+    def wait(self) -> tuple[list[Bytes], float]:
+        """Until it is done, without the GIL."""
+        self._job.wait()
+        return self._job.take(), self._job.seconds
+
+
 class CpuProgram:
     """A recording, fused and placed in memory."""
 
@@ -177,6 +193,7 @@ class CpuBackend:
     """
 
     name = "cpu"
+    layout = f"cpu-{LAYOUT}"
 
     def __init__(
         self, activations: str = "int16", threads: int | None = None, isa: str | None = None, fuse: bool = True
@@ -227,6 +244,12 @@ class CpuBackend:
         except MemoryError as error:
             raise MemoryLimit(f"no memory for {tuple(pages)} KV pages; ask for fewer") from error
         return store
+
+    def transfer(self, kv: KVStore, saves: Sequence[Unit], loads: Sequence[tuple[Unit, Bytes]]) -> CpuTransfer:
+        """Copy pages out, then others in, behind the steps submitted before."""
+        if not isinstance(kv, _native.KVStore):
+            raise TypeError("the native backend needs a KV store of its own")
+        return CpuTransfer(_native.transfer(self._pool, kv, list(saves), list(loads)))
 
     def slots(self) -> Slots:
         """Room for sequences' tokens."""

@@ -209,6 +209,11 @@ class KVStore(Protocol):
         """Copy the first `slots` slots of a page, in every layer."""
         ...
 
+    @property
+    def unit_bytes(self) -> int:
+        """Bytes of one page of every group, all layers, as `Backend.transfer` moves them."""
+        ...
+
 
 Slots = Any
 """A backend's own: each running sequence's tokens, kept beside the sampler. Penalties and `ids` of -1 look at them."""
@@ -271,6 +276,18 @@ class Pending(Protocol):
         ...
 
 
+Unit = tuple[int, ...]
+"""One page of each KV group."""
+
+
+class PendingTransfer(Protocol):
+    """Pages on their way."""
+
+    def wait(self) -> tuple[list[Bytes], float]:
+        """Until it is done, without the GIL: the bytes of each page saved, and how long it took in seconds. Once."""
+        ...
+
+
 class Program(Protocol):
     """A recorded or callable forward pass."""
 
@@ -292,6 +309,8 @@ class Backend(Protocol):
 
     name: str
     activations: str
+    layout: str
+    """What the bytes of a page mean, besides the KV format: pages are moved within one layout only."""
 
     def weights(self, tensors: Sequence[StoredTensor]) -> list[Weight]:
         """Pack several stored tensors, in their order; none of their bytes are needed afterwards."""
@@ -306,6 +325,15 @@ class Backend(Protocol):
 
         Raises:
             MemoryLimit: it cannot be had.
+        """
+        ...
+
+    def transfer(self, kv: KVStore, saves: Sequence[Unit], loads: Sequence[tuple[Unit, Bytes]]) -> PendingTransfer:
+        """Copy pages out, then others in, in order with the steps submitted before and after; returns at once. No page
+        is loaded twice.
+
+        Raises:
+            ValueError: a page that is not there, or bytes of another size.
         """
         ...
 

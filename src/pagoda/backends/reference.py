@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pagoda.backends.ops import (
+    Bytes,
     Draw,
     Floats,
     Ints,
@@ -32,8 +33,9 @@ from pagoda.backends.ops import (
     Step,
     StepOutput,
     StoredTensor,
+    Unit,
 )
-from pagoda.backends.reference_store import ReferenceKVStore, ReferenceSlots
+from pagoda.backends.reference_store import ReferenceKVStore, ReferenceSlots, ReferenceTransfer
 from pagoda.backends.sampling import likeliest, log_softmax, sample
 from pagoda.config import ACTIVATIONS, KV_FORMATS
 from pagoda.errors import InvalidConfig, MemoryLimit
@@ -347,6 +349,7 @@ class ReferenceBackend:
     """Opens the reference. `threads` is there because every backend takes it: NumPy's own are used."""
 
     name = "reference"
+    layout = "reference-1"
 
     def __init__(self, activations: str = "int16", threads: int | None = None) -> None:
         if activations not in ACTIVATIONS:
@@ -378,6 +381,12 @@ class ReferenceBackend:
             return ReferenceKVStore(groups, pages, page_size, kv_format)
         except MemoryError as error:
             raise MemoryLimit(f"no memory for {tuple(pages)} KV pages: {error}; ask for fewer") from error
+
+    def transfer(self, kv: KVStore, saves: Sequence[Unit], loads: Sequence[tuple[Unit, Bytes]]) -> ReferenceTransfer:
+        """Copy pages out, then others in."""
+        if not isinstance(kv, ReferenceKVStore):
+            raise ValueError(f"the reference backend needs a KV store of its own, got {kv}")
+        return kv.transfer(saves, loads)
 
     def slots(self) -> ReferenceSlots:
         """Room for sequences' tokens."""

@@ -12,7 +12,7 @@ Paging after Kwon et al. 2023, "Efficient Memory Management for Large Language M
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from pagoda.cache.eviction import Eviction
 from pagoda.cache.pins import Pins
@@ -41,8 +41,12 @@ class KVCache:
         """Whether prefixes are kept."""
         self._reserve = self.pages_for(reserve)
         self._eviction = Eviction(min(pages), self._busy)
-        self._tree = RadixTree(page_size, self._keep, self._let_go, self._eviction.on_leaf)
+        self._tree = self.tree = RadixTree(page_size, self._keep, self._let_go, self._eviction.on_leaf)
         self._pins = Pins(page_size, self._pools)
+
+    def watch_evictions(self, on_evict: Callable[[Node], None]) -> None:
+        """From here on, tell of each node that goes to make room, while it is still in the tree."""
+        self._eviction.on_evict = on_evict
 
     @property
     def total(self) -> int:
@@ -94,8 +98,12 @@ class KVCache:
         in_use = sum(pool.in_use(node.pages[0]) for node in match.own if node.pages is not None)
         return self.pages_for(tokens) - in_use - len(match.pinned)
 
-    def admit(self, sequence: int, tokens: tuple[int, ...], key: Key = "", match: Match | None = None) -> Match:
-        """Open a page table for a sequence that has none, with the pages of the longest prefix found (`match`)."""
+    def admit(
+        self, sequence: int, tokens: tuple[int, ...], key: Key = "", match: Match | None = None, counts: bool = True
+    ) -> Match:
+        """Open a page table for a sequence that has none, with the pages of the longest prefix found (`match`). Unless
+        it `counts`, no pin is hit by it.
+        """
         assert sequence not in self._held, f"sequence {sequence} is admitted twice"
         match = match or self.match(key, tokens)
         units = match.units
@@ -109,7 +117,8 @@ class KVCache:
         rest = list(tokens[len(match.own) * self.page_size : match.length])
         held = self._held[sequence] = Held(key, tables, match.length, match.length, list(match.own), rest)
         self._publish(held)
-        self._pins.hit(key, tokens, match.length)
+        if counts:
+            self._pins.hit(key, tokens, match.length)
         return match
 
     def committed(self, sequence: int) -> int:
@@ -189,17 +198,9 @@ class KVCache:
         assert start < upto, f"no positions from {start} to {upto}"
         assert start <= held.slots, f"positions from {start}, and {held.slots} have slots"
         first, last = start // self.page_size, self.pages_for(upto)
-        table = held.tables[0]
-        if (
-            last - first == 1
-            and len(table) == last
-            and start >= held.committed
-            and not self._pools[0].shared(table[first])
-        ):
-            held.slots = upto  # what nearly every step of a sequence comes to
-            return READY
         extension = READY
-        if start < held.committed or len(held.tables[0]) != last or self._splits(held, first, last):
+        table, shared = held.tables[0], self._pools[0].shared
+        if start < held.committed or len(table) != last or any(map(shared, table[first:last])):
             lack, mine = self._lack(held, first, last), self._mine(held, first, last)
             if lack > len(mine):
                 return NO_ROOM

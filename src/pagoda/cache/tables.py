@@ -10,6 +10,8 @@ from pagoda.types import CacheCause
 
 Tables = tuple[tuple[int, ...], ...]
 """Page numbers in order, per KV group."""
+NO_TOKEN = -1
+"""After tokens that are all to be found: the last one never is."""
 
 
 @dataclass(frozen=True, slots=True)

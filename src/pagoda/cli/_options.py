@@ -106,6 +106,23 @@ KvMemory = Annotated[
         rich_help_panel=_ENGINE,
     ),
 ]
+KvDir = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DIRECTORY",
+        help="Keep prefixes in this directory, so that a restart is warm; none keeps them in memory only.",
+        rich_help_panel=_ENGINE,
+    ),
+]
+KvDirBudget = Annotated[
+    int | None,
+    typer.Option(
+        parser=parse_bytes,
+        metavar="BYTES",
+        help="Most bytes in --kv-dir, such as 20G; none is 4 GiB, or half of what is free there.",
+        rich_help_panel=_ENGINE,
+    ),
+]
 
 
 @contextmanager

@@ -19,12 +19,12 @@ from itertools import count, groupby
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from pagoda.cache import KVCache
+from pagoda.cache import KVCache, NoDisk
 from pagoda.config import SchedulerConfig
 from pagoda.engine.cost import StepCost, work_of
 from pagoda.engine.doors import Runner, Tokenizer
 from pagoda.engine.finish import Finish, News, last_event
-from pagoda.engine.forecast import Forecast, Outlook
+from pagoda.engine.forecast import Forecast
 from pagoda.engine.open_requests import OpenRequests
 from pagoda.engine.pace import Pace
 from pagoda.engine.pinning import Pinning
@@ -36,11 +36,16 @@ from pagoda.engine.speculation import Controller, controller
 from pagoda.engine.watchdog import Watchdog
 from pagoda.errors import EngineDied, Overloaded, TargetMissed
 from pagoda.obs.observer import NoObserver, Observer
-from pagoda.plan import Capacity, StepPlan, StepResult
-from pagoda.types import CacheReport, FinishReason, GenerateRequest, PinInfo
+from pagoda.plan import Capacity, PageMove, StepPlan, StepResult
+from pagoda.types import CacheReport, DiskReport, FinishReason, GenerateRequest, PinInfo
 
 _DEFAULTS = SchedulerConfig()
 _NOBODY = NoObserver()
+_CAUSES = {TargetMissed: "ttft_target", Overloaded: "overloaded", EngineDied: "engine_died"}
+_FLUSH_S = 5.0
+"""How long `close` may take to save what is in the cache."""
+_DISK_S = 0.5
+"""How often the loop looks whether patience with the disk ends."""
 _log = logging.getLogger(__name__)
 
 
@@ -76,6 +81,8 @@ class Engine:
         on_death: called once if the engine dies, after every request was ended; the process should exit non-zero.
         clock: seconds; requests arrive on the same clock.
         speculation: who drafts; None is as `config` says.
+        open_disk: makes the tier of the engine's cache; what it is given is to be called, from any thread, when it has
+            news.
     """
 
     def __init__(
@@ -87,6 +94,7 @@ class Engine:
         on_death: Callable[[EngineDied], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
         speculation: Controller | None = None,
+        open_disk: Callable[[KVCache, Callable[[], None]], NoDisk] | None = None,
     ) -> None:
         self.capacity: Capacity = runner.capacity
         self._runner = runner
@@ -97,20 +105,21 @@ class Engine:
         self._clock = clock
         size, longest = self.capacity.page_size, self.capacity.max_model_len
         self._cache = cache = KVCache(self.capacity.pages, size, config.prefix_cache, longest)
-        self._pinning = Pinning(cache, self.capacity, self.submit)
+        self._ordered = threading.Condition()
+        self._orders: list[Callable[[], object]] = []
+        self._disk = open_disk(cache, self._wake) if open_disk else NoDisk()
+        self._pinning = Pinning(cache, self.capacity, self.submit, self._disk)
         self._roster = Roster(cache)
         self.cost = StepCost()
         pace = Pace(config, self.cost)
         self._speculation = speculation or controller(config.speculate)
-        self._scheduler = Scheduler(config, self._roster, cache, observer, pace, self._speculation)
+        self._scheduler = Scheduler(config, self._roster, cache, observer, pace, self._speculation, self._disk)
         self.forecast = Forecast(config, self.cost, pace, self._roster)
         self._finish = Finish(tokenizer)
         self._requests = OpenRequests(config.max_queued, config.max_queued_tokens, observer)
         self._watchdog = Watchdog(self._requests, config.stall_s, self._die)
         self._prompt_speed = PromptSpeed()
         self._ids = count()
-        self._ordered = threading.Condition()
-        self._orders: list[Callable[[], object]] = []
         self._flights: deque[Flight] = deque()
         self._finished_at = self._busy_until = 0.0
         self._rested_at: float | None = None
@@ -140,20 +149,14 @@ class Engine:
             with self._ordered:
                 found = self._cache.match(request.tenant, request.prompt).length
                 outlook = self.forecast.assess(request, found, self._clock())
-                self._refuse_late(request, outlook)
+                self.forecast.refuse_late(request, outlook, len(self._requests), self._requests.tokens)
                 state = RequestState(request, sink, self._ids, wake, stop_ids, self.capacity.max_model_len)
                 state.outlook = outlook
                 self._requests.add(state)
                 self.forecast.coming(request.id, len(request.prompt) - found)
                 self._order(partial(self._accept, state, outlook.rank))
-        except TargetMissed:
-            self._observer.refused("ttft_target")
-            raise
-        except Overloaded:
-            self._observer.refused("overloaded")
-            raise
-        except EngineDied:
-            self._observer.refused("engine_died")
+        except (Overloaded, EngineDied) as error:
+            self._observer.refused(_CAUSES[type(error)])
             raise
 
     def cancel(self, request_id: str) -> None:
@@ -188,13 +191,17 @@ class Engine:
         if all(info.id != pin for info in self.list_pins()):
             return False
         with self._ordered:
-            self._order(partial(self._cache.unpin, pin))
+            self._order(partial(self._unpin, pin))
         return True
 
+    def pin_again(self) -> list[Future[PinInfo]]:
+        """Pin, under their old numbers, the prefixes whose pins were on disk at the start."""
+        return self._pinning.pin_again()
+
     def clear_cache(self) -> None:
-        """Forget every prefix that is neither pinned nor in use, before the next step is planned."""
+        """Forget every prefix that is neither pinned nor in use, on disk too, before the next step is planned."""
         with self._ordered:
-            self._order(self._cache.clear)
+            self._order(partial(self._disk.clear, self._cache.clear))
 
     def prompt_token_s(self) -> float | None:
         """Seconds that computing a prompt's token takes, by the steps of late; None before the first such step."""
@@ -202,7 +209,11 @@ class Engine:
 
     def cache_report(self) -> CacheReport:
         """What every KV page is used for, about now."""
-        return self._cache.report()
+        return replace(self._cache.report(), disk=self._disk.report())
+
+    def disk_report(self) -> DiskReport | None:
+        """What is on disk, if there is a tier."""
+        return self._disk.report()
 
     def health(self) -> Health:
         """Whether it serves."""
@@ -224,6 +235,8 @@ class Engine:
             self._ordered.notify()
         if self._thread.is_alive():
             self._thread.join(self._config.stall_s)
+        else:
+            self._disk.close()
         self._watchdog.join()
 
     # The loop.
@@ -234,13 +247,15 @@ class Engine:
                 self._step()
             while self._flights:  # closed: leave nothing half done with the runner
                 self._runner.finish(self._flights.popleft().handle)
+            self._disk.close(self._save, _FLUSH_S)
         except BaseException as error:  # whatever it was, everyone who waits must hear of it
             self._die(f"{type(error).__name__}: {error}", error)
+            self._disk.close()
 
     def _take_orders(self) -> bool:
         """Carry out what other threads asked for, and sleep if there is nothing to do; False once all is over."""
         with self._ordered:
-            while not (self._orders or self._roster.live or self._flights or self._requests.over):
+            while not (self._orders or self._roster.live or self._flights or self._requests.over or self._disk.busy):
                 self._rested_at = None
                 self._ordered.wait()
         self._carry_out()
@@ -281,21 +296,35 @@ class Engine:
             self._busy_until = max(self._busy_until, now) + self.cost.predict(work_of(plan))
             self.forecast.planned(self._scheduler.load, self._busy_until)
         elif not self._flights:
-            assert not self._roster.live, "there is work, and neither is anything in flight nor can anything be planned"
+            self._wait_for_disk()
             return
         if plan is None or len(self._flights) >= self._config.steps_in_flight:
             self._apply(self._flights.popleft())
+
+    def _wait_for_disk(self) -> None:
+        """Nothing can be computed before pages have been read."""
+        if self._roster.live:
+            assert self._disk.restoring, "there is work, and neither is anything in flight nor can anything be planned"
+            with self._ordered:
+                if not (self._orders or self._requests.over or self._disk.busy):
+                    self._ordered.wait(_DISK_S)
+
+    def _save(self, moves: tuple[PageMove, ...]) -> StepResult:
+        """On the way out: only save."""
+        return self._runner.finish(self._runner.submit(self._scheduler.saving(moves)))
 
     def _apply(self, flight: Flight) -> None:
         """Wait for a plan, and send out what it produced."""
         result = self._runner.finish(flight.handle)
         self._watchdog.beat()
+        self._disk.measure(flight.plan, result)
         self._prompt_speed.add(flight.plan.rows, result.seconds)
         now, news = self._clock(), list[News]()
         error = self._account(flight, result, now)
         gap = None if self._rested_at is None else max(now - self._rested_at - result.seconds, 0.0)
         self._rested_at = now
-        self._speculation.finished(flight.plan, result, gap, flight.ahead)
+        if flight.plan.chunks:  # else it only moved pages
+            self._speculation.finished(flight.plan, result, gap, flight.ahead)
         drafters = {chunk.sequence: (chunk.drafter, chunk.drafts) for chunk in flight.plan.chunks if chunk.drafts}
         for number, group in groupby(result.sampled, attrgetter("sequence")):
             sequence, tokens = self._roster.live.get(number), tuple(group)
@@ -306,7 +335,7 @@ class Engine:
                 self._speculation.verified(sequence, *drafters[number], right)
             for sampled in tokens:
                 news.append(self._finish.apply(sequence, sampled, now))
-                self._learn(sequence, news[-1])
+                self.forecast.heard(sequence, news[-1].gap is None, news[-1].event.finish is not None)
                 if news[-1].event.finish is not None:
                     self._end(sequence)
                     break
@@ -316,18 +345,11 @@ class Engine:
     def _account(self, flight: Flight, result: StepResult, now: float) -> float:
         """Learn how long a step took; the relative error of what was predicted."""
         began = max(flight.submitted, self._finished_at)
-        error = self.cost.observe(work_of(flight.plan), now - began - result.guessing)
+        work = work_of(flight.plan)
+        error = self.cost.observe(work, now - began - result.guessing) if work.rows else 0.0  # else it only moved pages
         self._finished_at = now
         self._busy_until = now + sum(self.cost.predict(work_of(each.plan)) for each in self._flights)
         return error
-
-    def _learn(self, sequence: Sequence, news: News) -> None:
-        """Compare what was predicted of a request with its first token, and remember how long outputs are."""
-        outlook, first = sequence.state.outlook, sequence.first_token_at
-        if news.gap is None and sequence.choice == 0 and outlook is not None and first is not None:
-            self.forecast.told(outlook, first - sequence.state.request.arrival)
-        if news.event.finish is not None:
-            self.forecast.ended(len(sequence.output))
 
     def _end(self, sequence: Sequence) -> None:
         self._roster.end(sequence)
@@ -335,23 +357,18 @@ class Engine:
 
     # Orders, and the end.
 
-    def _refuse_late(self, request: GenerateRequest, outlook: Outlook) -> None:
-        """Raise TargetMissed if a request's target cannot be kept and it would rather hear so."""
-        if outlook.target is None or outlook.late <= outlook.target or request.slo.serve_late:
-            return
-        if self.forecast.learned:
-            self.forecast.refused()
-            requests, tokens = len(self._requests), self._requests.tokens
-            raise TargetMissed(
-                f"the first token would come after about {1000 * outlook.predicted:.0f} ms, perhaps "
-                f"{1000 * outlook.late:.0f}, and the target is {1000 * outlook.target:.0f}: {requests} requests with "
-                f"{tokens} prompt tokens are under way; try again later, or send slo.on_miss serve to be served late",
-                1000 * outlook.predicted, 1000 * outlook.target, requests, tokens,
-            )  # fmt: skip
-
     def _order(self, order: Callable[[], object]) -> None:
         self._orders.append(order)
         self._ordered.notify()
+
+    def _wake(self) -> None:
+        """There is news from the disk: the loop hears of it when it plans."""
+        with self._ordered:
+            self._order(lambda: None)
+
+    def _unpin(self, pin: int) -> None:
+        self._cache.unpin(pin)
+        self._disk.unpinned(pin)
 
     def _accept(self, state: RequestState, rank: float) -> None:
         self._observer.arrived(state.request)

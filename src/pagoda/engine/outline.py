@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pagoda.cache.tables import Extension, Tables
 from pagoda.engine.request import Sequence
-from pagoda.plan import Chunk, PageCopy, SequenceStart, StepPlan
+from pagoda.plan import Chunk, PageCopy, PageMove, SequenceStart, StepPlan
 
 
 class Outline:
     """The chunks placed so far, and what is left of the step."""
 
-    __slots__ = ("chunks", "copies", "kept", "placed", "prompt_rows", "rows", "short", "starts")
+    __slots__ = ("chunks", "copies", "kept", "loads", "placed", "prompt_rows", "rows", "saves", "short", "starts")
 
     def __init__(self, rows: int) -> None:
         self.rows = rows
@@ -26,6 +26,8 @@ class Outline:
         """Sequences with a chunk in this step: they cannot lose their pages now."""
         self.starts: list[SequenceStart] = []
         self.copies: list[PageCopy] = []
+        self.loads: tuple[PageMove, ...] = ()
+        self.saves: tuple[PageMove, ...] = ()
 
     def add(
         self,
@@ -48,10 +50,17 @@ class Outline:
             sequence.started = True
             self.starts.append(sequence.start())
 
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to do."""
+        return not (self.chunks or self.loads or self.saves)
+
     def close(self, number: int, ends: tuple[int, ...]) -> StepPlan:
         """The plan; from here on its tokens count as computed, and the ones it samples as known."""
         for chunk, sequence in zip(self.chunks, self.placed.values(), strict=True):
             sequence.computed = chunk.end
             sequence.pending += chunk.samples
             sequence.drafting = chunk.drafts
-        return StepPlan(number, tuple(self.chunks), tuple(self.starts), tuple(self.copies), ends)
+        return StepPlan(
+            number, tuple(self.chunks), tuple(self.starts), tuple(self.copies), ends, self.saves, self.loads
+        )

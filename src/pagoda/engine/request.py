@@ -48,6 +48,8 @@ class Sequence:
     cached: int = 0
     """Tokens whose KV was found in the cache when it was last admitted."""
     holds_pages: bool = False
+    sought: bool = False
+    """Whether it was looked for on disk since it last held pages."""
     started: bool = False
     """Whether the runner has met it."""
     preemptions: int = 0

@@ -6,6 +6,7 @@ Knows how sequences come in, lose their pages and leave; not when they should: t
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Iterable
 from operator import attrgetter
 
 from pagoda.cache import KVCache, Match
@@ -62,6 +63,16 @@ class Roster:
                     return True
         return False
 
+    def set_aside(self, head: Sequence) -> None:
+        """Take the head out of the queue until `come_back`: its pages are being read, and others need not wait."""
+        self.waiting.discard(head)
+
+    def come_back(self, sequences: Iterable[object]) -> None:
+        """Put sequences that were set aside where they were in the queue, if they are still wanted."""
+        for sequence in sequences:
+            if isinstance(sequence, Sequence) and sequence.id in self.live:
+                self.waiting.push(sequence)
+
     def admit(self, head: Sequence, match: Match, donor: Sequence | None = None) -> None:
         """Move the head of the queue among those that run, with what its donor or the cache shares with it."""
         self.waiting.discard(head)
@@ -74,6 +85,7 @@ class Roster:
             self._cache.fork(donor.id, head.id, head.fork_point)
             head.computed = head.fork_point
         head.holds_pages = True
+        head.sought = False
         insort(self.running, head, key=attrgetter("id"))
 
     def commit(self, sequence: Sequence) -> None:

@@ -12,7 +12,7 @@ from collections import deque
 from dataclasses import replace
 from enum import Enum
 
-from pagoda.cache import Extension, KVCache, Match
+from pagoda.cache import Extension, KVCache, Match, NoDisk
 from pagoda.config import SchedulerConfig
 from pagoda.engine.outline import Outline
 from pagoda.engine.pace import Load, Pace
@@ -21,8 +21,9 @@ from pagoda.engine.roster import Roster
 from pagoda.engine.shares import OUTPUT_WEIGHT
 from pagoda.engine.speculation.controller import Controller
 from pagoda.obs.observer import Observer
-from pagoda.plan import StepPlan
+from pagoda.plan import PageMove, StepPlan
 
+_NO_DISK = NoDisk()
 _log = logging.getLogger(__name__)
 MOST_PASSED = 8
 """Waiting sequences that wait for what another computes, and that others may pass, in one step."""
@@ -54,6 +55,7 @@ class Scheduler:
         observer: Observer,
         pace: Pace,
         speculation: Controller | None = None,
+        disk: NoDisk = _NO_DISK,
     ) -> None:
         self._roster = roster
         self._cache = cache
@@ -62,6 +64,7 @@ class Scheduler:
         self._slots = min(config.max_num_seqs, self._rows)
         self._pace = pace
         self._speculation = speculation or Controller()
+        self._disk = disk
         self._drafts = bool(self._speculation.drafters)
         self._steps = 0
         self._outline = Outline(0)
@@ -78,6 +81,8 @@ class Scheduler:
         A plan with drafts must be finished before: how long its sequences are depends on it.
         """
         self._outline = outline = Outline(self._rows)
+        outline.loads, back = self._disk.begin()
+        self._roster.come_back(back)
         singles, prompts = self._due()
         self._crowded = False
         outline.kept = len(singles)
@@ -92,12 +97,18 @@ class Scheduler:
                 self._place_single(sequence)
         self._fill(deque(sorted(prompts, key=self._order)))
         self._by_age = outline.short
-        if not outline.chunks:
+        outline.saves = self._disk.saves()
+        if outline.empty:
             return None
         self._steps += 1
         begun = sum(s.values - s.computed for s in self._unfinished if s.holds_pages) - outline.prompt_rows
         self.load = replace(self.load, running=len(self._roster.running), begun=begun, crowded=self._crowded)
         return outline.close(self._steps, self._roster.ends())
+
+    def saving(self, moves: tuple[PageMove, ...]) -> StepPlan:
+        """A plan that saves pages and does nothing else."""
+        self._steps += 1
+        return StepPlan(self._steps, (), ends=self._roster.ends(), saves=moves)
 
     def commit(self, plan: StepPlan) -> None:
         """A plan is handed over: whole pages of tokens that are known may be shared by later ones."""
@@ -247,8 +258,13 @@ class Scheduler:
         most = self._outline.rows - self._outline.kept
         if not self._pace.room(head.values - begun, most, self._favoured(head)):
             return _Gate.SHUT
+        if donor is None and not head.sought and self._disk.fetch(head, head.key, head.tokens(0, head.values), match):
+            self._roster.set_aside(head)  # more of what it knows than was found is being read
+            return _Gate.OPEN
         first = head.state.cache is None
         self._roster.admit(head, match, donor)
+        if donor is None:
+            self._disk.found(match)
         self._roster.shares.serve(head.key)
         if first:
             self._observer.matched(head.state.request, match.length, match.cause)

@@ -6,6 +6,7 @@ as they stand here; units are base units. One `observe` costs about 2 us, and a 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,7 @@ from prometheus_client.exposition import choose_encoder
 from pagoda.obs import vllm_names
 from pagoda.obs.observer import EngineState
 from pagoda.plan import Capacity, StepPlan, StepResult
-from pagoda.types import CacheCause, GenerateRequest, TokenEvent
+from pagoda.types import CacheCause, DiskReport, GenerateRequest, TokenEvent
 
 LONG = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320)
 """Seconds: waiting times, from an idle engine's to a crowded one's."""
@@ -85,6 +86,13 @@ METRICS = (
     Metric("pagoda_pages_cached", Gauge, "KV pages that hold prefixes and nothing else, over all groups."),
     Metric("pagoda_pages_pinned", Gauge, "KV pages that pins hold, over all groups; they are among those in use."),
     Metric("pagoda_pages", Gauge, "KV pages there are, over all groups."),
+    Metric("pagoda_disk_pages", Gauge, "KV pages on disk that can be restored."),
+    Metric("pagoda_disk_bytes", Gauge, "Bytes of all files of the tier, in whole blocks."),
+    Metric("pagoda_disk_writing", Gauge, "1; 0 while nothing is written, as the disk is full or refuses."),
+    Metric("pagoda_disk_saved_pages_total", Counter, "KV pages written to disk."),
+    Metric("pagoda_disk_restored_pages_total", Counter, "KV pages read back from disk and put in place."),
+    Metric("pagoda_disk_dropped_pages_total", Counter, "KV pages not written: disk too slow or full, budget all pins."),
+    Metric("pagoda_disk_faults_total", Counter, "Files that could not be used or written, by cause.", ("cause",)),
     Metric("pagoda_step_seconds", Histogram, "What the machine room worked on a step.", (), SHORT),
     Metric("pagoda_step_rows", Histogram, "Tokens computed in a step.", (), COUNTS),
     Metric(
@@ -125,6 +133,9 @@ class PrometheusObserver:
         self.registry = CollectorRegistry()
         built = {metric.name: _build(metric, self.registry) for metric in METRICS}
         self._metrics: dict[str, Any] = built
+        self._counting = threading.Lock()
+        self._counted: dict[str, int] = {}
+        """Totals that counters were brought up to, by name."""
         self._gap: Callable[[float], None] = built["pagoda_itl_seconds"].observe
         self._generated: Callable[[float], None] = built["pagoda_generation_tokens_total"].inc
         self._step_seconds: Callable[[float], None] = built["pagoda_step_seconds"].observe
@@ -150,6 +161,24 @@ class PrometheusObserver:
         self._metrics["pagoda_running_sequences"].set(running)
         self._metrics["pagoda_waiting_sequences"].set(waiting)
 
+    def disk(self, report: DiskReport) -> None:
+        """What is on disk: for a scrape."""
+        metrics = self._metrics
+        metrics["pagoda_disk_pages"].set(report.units)
+        metrics["pagoda_disk_bytes"].set(report.bytes)
+        metrics["pagoda_disk_writing"].set(report.writing)
+        self._count_to(metrics["pagoda_disk_saved_pages_total"], "saved", report.saved)
+        self._count_to(metrics["pagoda_disk_restored_pages_total"], "restored", report.restored)
+        self._count_to(metrics["pagoda_disk_dropped_pages_total"], "dropped", report.dropped)
+        for fault, count in report.faults:
+            self._count_to(metrics["pagoda_disk_faults_total"].labels(str(fault)), fault, count)
+
+    def _count_to(self, counter: Counter, name: str, total: int) -> None:
+        """Bring a counter up to a total."""
+        with self._counting:
+            counter.inc(total - self._counted.get(name, 0))
+            self._counted[name] = total
+
     def answered_with_error(self, status: int) -> None:
         """The front desk answered with an error."""
         self._metrics["pagoda_http_errors_total"].labels(str(status)).inc()
@@ -166,9 +195,10 @@ class PrometheusObserver:
 
     def stepped(self, plan: StepPlan, result: StepResult, state: EngineState) -> None:
         """A step was finished and applied."""
-        self._step_seconds(result.seconds)
-        self._step_rows(plan.rows)
-        self._step_error(abs(state.step_error))
+        if plan.chunks:  # else it only moved pages
+            self._step_seconds(result.seconds)
+            self._step_rows(plan.rows)
+            self._step_error(abs(state.step_error))
         self.queues(state.running, state.waiting)
         self._metrics["pagoda_pages_used"].set(state.pages_used)
         self._metrics["pagoda_pages_cached"].set(state.pages_cached)

@@ -74,9 +74,13 @@ class Batcher:
             starts=starts,
         )
         draws = [draw_of(known, chunk) for known, chunk in chunks if chunk.samples]
-        for sequence in plan.ends:
-            self._free.extend(self.known.pop(sequence).slots())
+        self.forget(plan.ends)
         return step, draws
+
+    def forget(self, sequences: Iterable[int]) -> None:
+        """Sequences that are in no later plan: their slots are free."""
+        for sequence in sequences:
+            self._free.extend(self.known.pop(sequence).slots())
 
     def check(self) -> None:
         """Assert that every slot is free or has one sequence."""

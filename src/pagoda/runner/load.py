@@ -51,15 +51,7 @@ def load_runner(source: Digested, config: EngineConfig, sizing: Sizing, drafter:
     page_size, kv_format = config.machine.page_size, config.model.kv_format
     pages = (sizing.pages,) * len(sizing.groups)
     store = backend.kv_store(sizing.groups, pages, page_size, kv_format)
-    capacity = Capacity(
-        pages=pages + (sizing.pages,) * len(sizing.drafter_groups),
-        page_size=page_size,
-        max_model_len=sizing.longest,
-        vocabulary=model.vocabulary,
-        fingerprint=fingerprint(source.digest(), config, backend),
-        unit_bytes=sum(sizing.page_bytes) + sizing.drafter_page_bytes,
-    )
-    guesser = None
+    guesser, unit_bytes = None, store.unit_bytes
     if drafter is not None:
         other = _build(drafter, backend, sizing)
         if other.vocabulary != model.vocabulary:
@@ -68,9 +60,19 @@ def load_runner(source: Digested, config: EngineConfig, sizing: Sizing, drafter:
                 "a drafter must have the vocabulary of the model it drafts for"
             )
         own = backend.kv_store(sizing.drafter_groups, pages[:1] * len(sizing.drafter_groups), page_size, kv_format)
+        unit_bytes += own.unit_bytes
         guesser = Guesser(backend, other, other.layers, own, first_group=len(sizing.groups))
     elif layers := guess_layers(config.scheduler.speculate, model.layers):
         guesser = Guesser(backend, model, layers, store)
+    capacity = Capacity(
+        pages=pages + (sizing.pages,) * len(sizing.drafter_groups),
+        page_size=page_size,
+        max_model_len=sizing.longest,
+        vocabulary=model.vocabulary,
+        fingerprint=fingerprint(source.digest(), config, backend),
+        layout=f"{backend.layout} {sizing.groups} {drafter.name if drafter else None} {sizing.drafter_groups}",
+        unit_bytes=unit_bytes,
+    )
     return Runner(backend, model, store, capacity, guesser)
 
 

@@ -59,5 +59,7 @@ async def metrics(request: Request) -> Response:
     observer: PrometheusObserver = request.app.state.observer
     state = desk.engine.health()
     observer.queues(state.running, state.waiting)
+    if (report := desk.engine.disk_report()) is not None:
+        observer.disk(report)
     content, media_type = observer.render(request.headers.get("accept", ""))
     return Response(content, headers={"content-type": media_type})
