@@ -202,8 +202,8 @@ def through_engine(
     arrival: str = "together",
     rounds: int = 1,
     drafters: Sequence[Drafter] = (),
-    policy: str = "no targets",
     kv_dir: Path | None = None,
+    policy: str = "no targets",
 ) -> list[dict[tuple[int, int], Line]]:
     """The outputs by (request, choice), of each round of the same requests through one engine, with a tier on disk if
     there is a directory for one.

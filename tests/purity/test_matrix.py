@@ -114,7 +114,7 @@ def test_matrix(case: dict[str, Any], models: dict[str, Path], baseline: Baselin
         ) as runner:  # fmt: skip
             got += through_engine(
                 runner, asks, scheduler(case), seen, case["arrival"], rounds, drafters[case["drafts"]],
-                case["policy"], tmp_path / "kv" if lives > 1 else None,
+                tmp_path / "kv" if lives > 1 else None, case["policy"],
             )  # fmt: skip
     seen.cases += 1
     for i, (length, params, tokens) in enumerate(wanted):

@@ -24,34 +24,12 @@ ASKS = (
     Ask(prompt(1, VOCABULARY), SamplingParams(temperature=0, frequency_penalty=0.5, logprobs=0), 9),
 )
 COLUMNS = (
-    "asks",
-    "isa",
-    "threads",
-    "fuse",
-    "page_size",
-    "pages",
-    "chunk",
-    "steps_in_flight",
-    "arrival",
-    "prefixes",
-    "policy",
-)
+    "asks", "isa", "threads", "fuse", "page_size", "pages", "chunk", "steps_in_flight", "arrival", "prefixes", "policy",
+)  # fmt: skip
 ROWS = (
     ((0,), "scalar", 2, True, 4, "plenty", 16, 1, "together", "off", "no targets"),
     ((0, 1, 2, 3, 4), isas()[0], 2, True, 16, "plenty", None, 2, "together", "kept and met again", "tenants"),
-    (
-        (0, 1, 3, 4),
-        isas()[-2 if len(isas()) > 1 else 0],
-        3,
-        False,
-        1,
-        "scarce",
-        17,
-        3,
-        "one by one",
-        "off",
-        "no targets",
-    ),
+    ((0, 1, 3, 4), isas()[-2:][0], 3, False, 1, "scarce", 17, 3, "one by one", "off", "no targets"),
     ((2, 3), isas()[0], 1, True, 32, "plenty", 64, 1, "together", "kept", "targets and priorities"),
     ((0, 1, 2, 3), isas()[0], 2, True, 16, "plenty", 512, 2, "together", "restored from disk", "no targets"),
 )
@@ -81,7 +59,7 @@ def test_sample(case: dict[str, Any], smollm2_path: Path, baseline: Callable[[As
         ) as runner:  # fmt: skip
             kv_dir = tmp_path / "kv" if lives > 1 else None
             got += through_engine(
-                runner, asks, scheduler(case), seen, case["arrival"], rounds, policy=case["policy"], kv_dir=kv_dir
+                runner, asks, scheduler(case), seen, case["arrival"], rounds, kv_dir=kv_dir, policy=case["policy"]
             )
     assert case["pages"] == "plenty" or seen.preemptions
     assert rounds == 1 or seen.cached

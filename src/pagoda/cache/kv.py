@@ -201,17 +201,9 @@ class KVCache:
         assert start < upto, f"no positions from {start} to {upto}"
         assert start <= held.slots, f"positions from {start}, and {held.slots} have slots"
         first, last = start // self.page_size, self.pages_for(upto)
-        table = held.tables[0]
-        if (
-            last - first == 1
-            and len(table) == last
-            and start >= held.committed
-            and not self._pools[0].shared(table[first])
-        ):
-            held.slots = upto  # what nearly every step of a sequence comes to
-            return READY
         extension = READY
-        if start < held.committed or len(held.tables[0]) != last or self._splits(held, first, last):
+        table, shared = held.tables[0], self._pools[0].shared
+        if start < held.committed or len(table) != last or any(map(shared, table[first:last])):
             lack, mine = self._lack(held, first, last), self._mine(held, first, last)
             if lack > len(mine):
                 return Extension(False, lack=lack - len(mine))

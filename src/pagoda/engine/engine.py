@@ -24,7 +24,7 @@ from pagoda.config import SchedulerConfig
 from pagoda.engine.cost import StepCost, work_of
 from pagoda.engine.doors import Runner, Tokenizer
 from pagoda.engine.finish import Finish, News, last_event
-from pagoda.engine.forecast import Forecast, Outlook
+from pagoda.engine.forecast import Forecast
 from pagoda.engine.groups import Groups
 from pagoda.engine.open_requests import OpenRequests
 from pagoda.engine.pace import Pace
@@ -42,6 +42,7 @@ from pagoda.types import CacheReport, DiskReport, FinishReason, GenerateRequest,
 
 _DEFAULTS = SchedulerConfig()
 _NOBODY = NoObserver()
+_CAUSES = {TargetMissed: "ttft_target", Overloaded: "overloaded", EngineDied: "engine_died"}
 _FLUSH_S = 5.0
 """How long `close` may take to save what is in the cache."""
 _DISK_S = 0.5
@@ -149,20 +150,14 @@ class Engine:
             with self._ordered:
                 found = self._cache.match(request.tenant, request.prompt).length
                 outlook = self.forecast.assess(request, found, self._clock())
-                self._refuse_late(request, outlook)
+                self.forecast.refuse_late(request, outlook, len(self._requests), self._requests.tokens)
                 state = RequestState(request, sink, self._ids, wake, stop_ids, self.capacity.max_model_len)
                 state.outlook = outlook
                 self._requests.add(state)
                 self.forecast.coming(request.id, len(request.prompt) - found)
                 self._order(partial(self._accept, state, outlook.rank))
-        except TargetMissed:
-            self._observer.refused("ttft_target")
-            raise
-        except Overloaded:
-            self._observer.refused("overloaded")
-            raise
-        except EngineDied:
-            self._observer.refused("engine_died")
+        except (Overloaded, EngineDied) as error:
+            self._observer.refused(_CAUSES[type(error)])
             raise
 
     def cancel(self, request_id: str) -> None:
@@ -346,8 +341,8 @@ class Engine:
                 news.extend(self._groups.apply(sequence, sampled, now))
                 if number not in self._roster.live:
                     break
-        for item in news:
-            self._learn(item)
+        for state, event, since in news:
+            self.forecast.heard(state, event, first=since is None)
         self._send(news)
         self._observer.stepped(flight.plan, result, replace(self._roster.state(), step_error=error))
 
@@ -360,34 +355,11 @@ class Engine:
         self._busy_until = now + sum(self.cost.predict(work_of(each.plan)) for each in self._flights)
         return error
 
-    def _learn(self, news: News) -> None:
-        """Compare what was predicted of a request with its first token, and remember how long outputs are."""
-        state, event = news.state, news.event
-        outlook, first = state.outlook, state.sequences[0].first_token_at
-        if news.gap is None and event.index == 0 and outlook is not None and first is not None:
-            self.forecast.told(outlook, first - state.request.arrival)
-        if event.finish is not None:
-            self.forecast.ended(event.completion_tokens)
-
     def _end(self, sequence: Sequence) -> None:
         self._roster.end(sequence)
         self._speculation.forget(sequence)
 
     # Orders, and the end.
-
-    def _refuse_late(self, request: GenerateRequest, outlook: Outlook) -> None:
-        """Raise TargetMissed if a request's target cannot be kept and it would rather hear so."""
-        if outlook.target is None or outlook.late <= outlook.target or request.slo.serve_late:
-            return
-        if self.forecast.learned:
-            self.forecast.refused()
-            requests, tokens = len(self._requests), self._requests.tokens
-            raise TargetMissed(
-                f"the first token would come after about {1000 * outlook.predicted:.0f} ms, perhaps "
-                f"{1000 * outlook.late:.0f}, and the target is {1000 * outlook.target:.0f}: {requests} requests with "
-                f"{tokens} prompt tokens are under way; try again later, or send slo.on_miss serve to be served late",
-                1000 * outlook.predicted, 1000 * outlook.target, requests, tokens,
-            )  # fmt: skip
 
     def _order(self, order: Callable[[], object]) -> None:
         self._orders.append(order)

@@ -16,7 +16,8 @@ from pagoda.engine.cost import StepCost, Work
 from pagoda.engine.pace import LEAST_ROWS, Load, Pace
 from pagoda.engine.roster import Roster
 from pagoda.engine.urgency import rank_of
-from pagoda.types import GenerateRequest
+from pagoda.errors import TargetMissed
+from pagoda.types import GenerateRequest, TokenEvent
 
 LEARNED = 16
 """Steps to be seen before anybody is refused for what is predicted."""
@@ -90,10 +91,25 @@ class Forecast:
         """A request was taken on that the queue does not have yet."""
         self._coming[request_id] = tokens
 
-    def refused(self) -> None:
-        """A request was refused. What is never tried is never learned: so the corrections are doubted a little."""
+    def refuse_late(self, request: GenerateRequest, outlook: Outlook, requests: int, tokens: int) -> None:
+        """Raise TargetMissed if a request's target will hardly be kept and it would rather hear so.
+
+        What is never tried is never learned: so with each refusal the corrections are doubted a little.
+
+        Args:
+            requests, tokens: under way, for the message.
+        """
+        target, on_time = outlook.target, outlook.target is None or outlook.late <= outlook.target
+        if target is None or on_time or request.slo.serve_late or self._cost.steps < LEARNED:
+            return
         self._upper -= DOUBT * (self._upper - self._middle)
         self._middle -= DOUBT * self._middle
+        raise TargetMissed(
+            f"the first token would come after about {1000 * outlook.predicted:.0f} ms, perhaps "
+            f"{1000 * outlook.late:.0f}, and the target is {1000 * target:.0f}: {requests} requests with {tokens} "
+            "prompt tokens are under way; try again later, or send slo.on_miss serve to be served late",
+            1000 * outlook.predicted, 1000 * target, requests, tokens,
+        )  # fmt: skip
 
     # From the engine's thread.
 
@@ -104,6 +120,14 @@ class Forecast:
     def planned(self, load: Load, busy_until: float) -> None:
         """A plan was handed over; those in flight will be done at `busy_until`."""
         self._load, self._busy_until = load, busy_until
+
+    def heard(self, state: RequestState, event: TokenEvent, *, first: bool) -> None:
+        """A sequence's news: its first, its last, both or neither."""
+        outlook, at = state.outlook, state.sequences[0].first_token_at
+        if first and event.index == 0 and outlook is not None and at is not None:
+            self.told(outlook, at - state.request.arrival)
+        if event.finish is not None:
+            self.ended(event.completion_tokens)
 
     def told(self, outlook: Outlook, actual: float) -> None:
         """The first token of a request came, so many seconds after it arrived."""
