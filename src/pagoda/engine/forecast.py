@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pagoda.config import SchedulerConfig
 from pagoda.engine.cost import StepCost, Work
 from pagoda.engine.pace import LEAST_ROWS, Load, Pace
+from pagoda.engine.request import RequestState
 from pagoda.engine.roster import Roster
 from pagoda.engine.urgency import rank_of
 from pagoda.errors import TargetMissed
