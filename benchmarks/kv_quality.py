@@ -47,9 +47,7 @@ class Net:
         with ModelFile(path) as source:
             self.tokenizer = Tokenizer.from_metadata(source.metadata)
             config = read_config(source)
-            self.model = build(
-                source, config, self.backend.weights, lambda f, n: rope_table(f, n, adjacent=True), positions
-            )
+            self.model = build(source, config, self.backend.weights, rope_table, positions)
         self.program = self.backend.program(lambda ops: whole_model(self.model, ops))
 
     def store(self, tokens: int, kv_format: str) -> KVStore:
@@ -176,15 +174,16 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a tenth of it, to see that it runs")
     args = parser.parse_args()
     kl, lengths, depths, past, count, tokens = (
-        (512, (400,), 2, 768, 2, 80) if args.quick else (4000, (1000, 3000), 3, 7680, 5, 256)
+        (512, (400,), 2, 768, 2, 80) if args.quick else (4000, (1000, 3000, 7900), 3, 7680, 5, 256)
     )
     began = time.monotonic()
     net = Net(args.model or catalog.resolve("smollm2"), past + tokens + PAGE)
     text = documentation(net)
     if len(text) < max(kl, past + 1):
         parser.error(f"the documentation has {len(text)} tokens, and {max(kl, past + 1)} are needed")
-    away = divergences(net, text[:kl])
-    found, looped = needles(net, text, lengths, depths), repetition(net, text, past, count, tokens)
+    print(f"mean KL over {kl} tokens: {(away := divergences(net, text[:kl]))}", flush=True)
+    print(f"needles in {lengths}: {(found := needles(net, text, lengths, depths))}", flush=True)
+    print(f"loops at {past} + {tokens}: {(looped := repetition(net, text, past, count, tokens))}", flush=True)
     print(f"{'KV':6} {'mean KL':>10} {'needles':>8} {'loops':>6}   ({kl} tokens; {lengths}; {past} + {tokens})")
     for f in FORMATS:
         print(f"{f:6} {away[f]:10.2e} {found[f]:>8} {looped[f]:>6}")

@@ -1,7 +1,8 @@
 """Microseconds of processor time that the control room spends on a step: planning it, and applying its result.
 
-Physics: a step of the default model at batch 32 takes tens of milliseconds on two cores; planning runs beside it, so
-0.3 ms a step is about 1 % of one core. It must not depend on how many requests wait.
+Planning a step with 256 sequences and 10,000 waiting is promised to take 1 ms at most. Physics: a step of the default
+model at batch 32 takes tens of milliseconds on two cores; planning runs beside it, so 0.3 ms a step is about 1 % of one
+core. It must not depend on how many requests wait. Looking for drafts costs more, and is bounded by `LOOKS`.
 
     PYTHONPATH=src python benchmarks/schedule.py
 """
@@ -59,13 +60,16 @@ class Runner:
         return StepResult(plan.number, tuple(Sampled(c.sequence, 7) for c in plan.chunks if c.samples), 0.0)
 
 
-def measure(running: int, waiting: int) -> dict[str, float]:
-    """Median and best microseconds of a step with so many sequences that run and that wait."""
-    config = SchedulerConfig(max_num_seqs=running, chunk=512, max_queued=running + waiting)
+def measure(running: int, waiting: int, tenants: int = 1, speculate: str = "off") -> dict[str, float]:
+    """Median and best microseconds of a step with so many sequences that run and that wait, of so many tenants."""
+    config = SchedulerConfig(max_num_seqs=running, max_queued=running + waiting, speculate=speculate)
     engine = Engine(Runner(), Tokenizer(), config)
     for i in range(running + waiting):
         params = SamplingParams(max_tokens=10_000, seed=i)
-        engine.submit(validate(PROMPT, params, CAPACITY, request_id=str(i), arrival=0.0), lambda _: None)
+        engine.submit(
+            validate(PROMPT, params, CAPACITY, request_id=str(i), arrival=i / 1000, tenant=str(i % tenants)),
+            lambda _: None,
+        )
     engine._take_orders()
     scheduler, plan_us, step_us = engine._scheduler, [], []
     while any(s.computed < len(PROMPT) for s in engine._roster.running) or len(engine._roster.running) < running:
@@ -94,9 +98,13 @@ def measure(running: int, waiting: int) -> dict[str, float]:
 
 def main() -> None:
     figures = {}
-    for running, waiting in ((1, 0), (32, 0), (32, 10_000), (256, 0), (256, 10_000)):
-        figures[f"{running}+{waiting}"] = measure(running, waiting)
-        print(f"{running:4} running, {waiting:6} waiting: {figures[f'{running}+{waiting}']}")
+    cases = ((1, 0, 1), (32, 0, 1), (32, 10_000, 1), (256, 0, 1), (256, 10_000, 1), (256, 10_000, 1000))
+    for running, waiting, tenants in cases:
+        name = f"{running}+{waiting} of {tenants}"
+        figures[name] = measure(running, waiting, tenants)
+        print(f"{running:4} running, {waiting:6} waiting, {tenants:4} tenants: {figures[name]}")
+    figures["256+0, drafts looked for"] = measure(256, 0, 1, "auto")
+    print(f" 256 running, drafts looked for: {figures['256+0, drafts looked for']}")
     print(json.dumps(figures))
 
 

@@ -25,7 +25,7 @@ HERE = Path(__file__).parent
 PARTS = (config.ModelConfig, config.MachineConfig, config.SchedulerConfig, config.ServerConfig)
 
 ENVIRONMENT = {
-    "PAGODA_API_KEY": "The key that `pagoda cache` sends to a server that asks for one.",
+    "PAGODA_API_KEY": "The key that `pagoda cache` and `pagoda bench serve` send to a server that asks for one.",
     "PAGODA_CACHE": "The directory of fetched models; otherwise `$XDG_CACHE_HOME/pagoda`, else `~/.cache/pagoda`.",
     "PAGODA_ISA": "For tests: the instruction set, `scalar`, `avx2`, `avxvnni`, `avx512` or `neon`; it changes no bit.",
 }

@@ -2,172 +2,64 @@
 // fixed split points so that chunking, batching and threads cannot move a rounding).
 #pragma once
 
-#include <type_traits>
-
-#include "kernels.h"
-#include "kv_format.h"
-#include "simd.h"
+#include "attention_scores.h"
 
 namespace pagoda::PAGODA_NS {
 
-// Queries are taken six at a time where there are many: a key or value that is loaded and converted serves all six. With few
-// registers that leaves room for one vector of keys or values beside them.
-constexpr int kTogether = 6;
-#if PAGODA_AVX512
-constexpr int vectors_with(int) { return 4; }
-#else
-constexpr int vectors_with(int queries) { return queries <= 3 ? 2 : 1; }
-#endif
+// --- weighted sums -----------------------------------------------------------------------------------------------------------
 
-// Calls f(number of queries as a constant, first query) until all are taken.
-template <class F>
-inline void by_queries(int count, F f) {
-  for (int n = 0; n < count;) {
-    const int left = count - n;
-    if (left == 6 || left > 8) {
-      f(std::integral_constant<int, kTogether>(), n), n += kTogether;
-    } else if (left == 4 || left > 6) {
-      f(std::integral_constant<int, 4>(), n), n += 4;
-    } else if (left == 3 || left == 5) {
-      f(std::integral_constant<int, 3>(), n), n += 3;
-    } else if (left == 2) {
-      f(std::integral_constant<int, 2>(), n), n += 2;
-    } else {
-      f(std::integral_constant<int, 1>(), n), n += 1;
-    }
+// Values where they are stored: those of key j of a span, how many keys up to `to` follow it at `stride` bytes, and what comes
+// after those (or the same again).
+struct Run {
+  const uint8_t *row, *ahead;
+  int keys;
+};
+struct PagedValues {
+  PagedValues(const KVPages& kv, const int32_t* table, int head, int first)
+      : table(table), base(kv.values(0, head)), page_bytes(kv.page_bytes), stride(kv.value_bytes()), first(first), slots(kv.slots),
+        shift(kv.page_shift()) {}
+  const int32_t* table;
+  const uint8_t* base;
+  size_t page_bytes, stride;
+  int first, slots, shift;
+  const uint8_t* row(int j) const {
+    const int position = first + j, slot = position & (slots - 1);
+    return base + size_t(table[position >> shift]) * page_bytes + size_t(slot) * stride;
   }
-}
-
-// Sixteen keys, as in a page: row r begins at rows + r * stride, set s of scales at scales + s * stride.
-template <class E>
-struct KeyBlock {
-  const E* rows;
-  const uint16_t* scales;
+  Run run(int j, int to) const {
+    const int left = slots - ((first + j) & (slots - 1)), keys = left < to - j ? left : to - j;
+    const uint8_t* p = row(j);
+    return {p, j + keys < to ? row(j + keys) : p, keys};
+  }
 };
 
-// Chains of NQ queries' elements [from, to) with NB blocks of keys.
-template <class E, int NQ, int NB>
-inline void chain(const float* const* q, int from, int to, const KeyBlock<E>* keys, size_t stride, V (&acc)[NQ][NB]) {
-  for (auto& row : acc)
-    for (auto& a : row) a = zero();
-  constexpr int step = std::is_same_v<E, Nibbles> ? 2 : 1;
-  for (int i = from; i < to; i += step) {
-    V k[step][NB];
-    for (int b = 0; b < NB; b++)
-      if constexpr (step == 2)
-        load_pair(keys[b].rows + size_t(i / 2) * stride, k[0][b], k[1][b]);
-      else
-        k[0][b] = load_element(keys[b].rows + size_t(i) * stride);
-    for (int s = 0; s < step; s++)
-      for (int n = 0; n < NQ; n++) {
-        const V a = set1(q[n][i + s]);
-        for (int b = 0; b < NB; b++) acc[n][b] = fma(a, k[s][b], acc[n][b]);
-      }
-  }
-}
-
-// Scores of NQ queries for NB blocks of keys.
-template <class E, int NQ, int NB>
-inline void scores(const KVPages& kv, const float* const* q, const KeyBlock<E>* keys, size_t stride, float scale, float* out) {
-  V acc[NQ][NB], sum[NQ][NB];
-  if constexpr (std::is_same_v<E, Nibbles>) {
-    for (auto& row : sum)
-      for (auto& a : row) a = zero();
-    for (int g = 0; g < kv.blocks(); g++) {
-      chain<E, NQ, NB>(q, g * kBlock, kv.dim - g * kBlock < kBlock ? kv.dim : (g + 1) * kBlock, keys, stride, acc);
-      for (int b = 0; b < NB; b++) {
-        const V d = load_f16(keys[b].scales + size_t(2 * g) * stride), m = load_f16(keys[b].scales + size_t(2 * g + 1) * stride);
-        for (int n = 0; n < NQ; n++) sum[n][b] = fma(set1(q[n][kv.padded + g]), m, fma(acc[n][b], d, sum[n][b]));
-      }
-    }
-  } else {
-    chain<E, NQ, NB>(q, 0, kv.dim, keys, stride, sum);
-    if constexpr (std::is_same_v<E, int8_t>)
-      for (int b = 0; b < NB; b++)
-        for (int n = 0; n < NQ; n++) sum[n][b] = mul(sum[n][b], load_f16(keys[b].scales));
-  }
-  for (int n = 0; n < NQ; n++)
-    for (int b = 0; b < NB; b++) store(out + size_t(n) * kSpan + b * kLanes, mul(sum[n][b], set1(scale)));
-}
-
-// Sixteen keys that do not lie in one page, as a block of stride 16.
-template <class E>
-inline KeyBlock<E> gather_keys(const KVPages& kv, const int32_t* table, int head, int first, int count, float* memory) {
-  E* rows = (E*)memory;
-  uint16_t* scales = (uint16_t*)(memory + size_t(kLanes) * kv.dim);
-  for (int j = 0; j < count; j++) {
-    const int page = table[(first + j) / kv.slots], slot = (first + j) % kv.slots;
-    const E* from = (const E*)kv.keys(page, head) + slot;
-    for (int i = 0; i < kv.key_rows(); i++) rows[i * kLanes + j] = from[size_t(i) * kv.slots];
-    for (int s = 0; s < kv.sets(); s++) scales[s * kLanes + j] = kv.key_scales(page, head)[size_t(s) * kv.slots + slot];
-  }
-  return {rows, scales};
-}
-
-template <class E>
-inline void all_scores(const KVPages& kv, const int32_t* table, const Queries& qs, int head, int first, int count, float scale, float* out,
-                       float* gathered) {
-  if (kv.slots % kLanes) {
-    for (int j = 0; j < count; j += kLanes) {
-      const KeyBlock<E> keys[1] = {gather_keys<E>(kv, table, head, first + j, count - j < kLanes ? count - j : kLanes, gathered)};
-      by_queries(qs.count, [&](auto nq, int n) {
-        scores<E, nq(), 1>(kv, qs.q + n, keys, kLanes, scale, out + size_t(n) * kSpan + j);
-      });
-    }
-    return;
-  }
-  const auto block = [&](int j) {
-    const int page = table[(first + j) / kv.slots], slot = (first + j) % kv.slots;
-    return KeyBlock<E>{(const E*)kv.keys(page, head) + slot, kv.key_scales(page, head) + slot};
-  };
-  constexpr int most = 4;  // blocks at hand: a run of keys that stays in the nearest cache while all queries meet it
-  for (int j = 0; j < count; j += most * kLanes) {
-    KeyBlock<E> keys[most];
-    const int blocks = count - j < most * kLanes ? (count - j + kLanes - 1) / kLanes : most;
-    for (int b = 0; b < blocks; b++) keys[b] = block(j + b * kLanes);
-    by_queries(qs.count, [&](auto nq, int n) {
-      constexpr int nb = vectors_with(nq());
-      float* to = out + size_t(n) * kSpan + j;
-      int b = 0;
-      for (; b + nb <= blocks; b += nb) scores<E, nq(), nb>(kv, qs.q + n, keys + b, size_t(kv.slots), scale, to + b * kLanes);
-      for (; b < blocks; b++) scores<E, nq(), 1>(kv, qs.q + n, keys + b, size_t(kv.slots), scale, to + b * kLanes);
-    });
-  }
-}
-
-// Scores of the first `seen` keys to weights e^(s - max), the rest to 0; the sum has lane = position mod 16.
-inline void softmax(float* s, int seen, Partial& part) {
-  const int padded = (seen + kLanes - 1) / kLanes * kLanes;
-  for (int j = seen; j < padded; j++) s[j] = -INFINITY;
-  V top = load(s);
-  for (int j = kLanes; j < padded; j += kLanes) top = max(top, load(s + j));
-  part.max = reduce_max(top);
-  V sum = zero();
-  for (int j = 0; j < padded; j += kLanes) {
-    const V p = exp(sub(load(s + j), set1(part.max)));
-    store(s + j, p);
-    sum = add(sum, p);
-  }
-  part.sum = reduce_add(sum);
-}
+// Values converted to f32, from key `from` on; p is where column 0 of it would be.
+struct ConvertedValues {
+  const float* p;
+  int from;
+  size_t stride;
+  Run run(int j, int to) const { return {(const uint8_t*)p + size_t(j - from) * stride, nullptr, to - j}; }
+};
 
 // NQ queries' weighted sums of NV * 16 columns of V, over keys [from, to) of the span: chains in order of position.
-template <class E, int NQ, int NV>
-inline void weigh(const KVPages& kv, const int32_t* table, int head, int first, int from, int to, const float* weights, Partial* parts,
-                  int column) {
-  constexpr bool wide = std::is_same_v<E, Nibbles>;  // a load brings two vectors
+template <class L, int NQ, int NV, class Values>
+inline void weigh(const Values& values, int from, int to, const float* weights, Partial* parts, int column) {
+  constexpr bool wide = std::is_same_v<L, Nibbles>;  // a load brings two vectors
   V acc[NQ][NV];
   for (int n = 0; n < NQ; n++)
     for (int v = 0; v < NV; v++) acc[n][v] = load(parts[n].out + column + v * kLanes);
+  const size_t stride = values.stride, offset = size_t(column) * sizeof(L) / (wide ? 2 : 1);
   for (int j = from; j < to;) {
-    const int slot = (first + j) % kv.slots, run = kv.slots - slot < to - j ? kv.slots - slot : to - j;
-    const E* row = (const E*)(kv.values(table[(first + j) / kv.slots], head) + size_t(slot) * kv.value_bytes()) + column / (wide ? 2 : 1);
-    for (int e = j + run; j < e; j++, row = (const E*)((const uint8_t*)row + kv.value_bytes())) {
+    Run run = values.run(j, to);
+    for (const int e = j + run.keys; j < e; j++, run.row += stride, run.ahead += stride) {
+      const uint8_t* row = run.row + offset;
+      if constexpr (!std::is_same_v<L, float>)
+        for (size_t i = 0; i < NV * kLanes * sizeof(L) / (wide ? 2 : 1); i += 64) prefetch(run.ahead + offset + i);
       V x[NV];
       if constexpr (wide)
-        load_pair(row, x[0], x[1]);
+        load_pair((const L*)row, x[0], x[1]);
       else
-        for (int v = 0; v < NV; v++) x[v] = load_element(row + v * kLanes);
+        for (int v = 0; v < NV; v++) x[v] = load_element((const L*)row + v * kLanes);
       for (int n = 0; n < NQ; n++) {
         const V p = set1(weights[size_t(n) * kSpan + j]);
         for (int v = 0; v < NV; v++) acc[n][v] = fma(p, x[v], acc[n][v]);
@@ -178,63 +70,109 @@ inline void weigh(const KVPages& kv, const int32_t* table, int head, int first, 
     for (int v = 0; v < NV; v++) store(parts[n].out + column + v * kLanes, acc[n][v]);
 }
 
-template <class E, int NQ>
-inline void weigh_columns(const KVPages& kv, const int32_t* table, int head, int first, int from, int to, const float* weights,
-                          Partial* parts, int column, int end) {
-  constexpr bool wide = std::is_same_v<E, Nibbles>;
+// Columns [column, end) of NQ queries, if there are keys at all.
+template <class L, int NQ, class Values>
+inline void weigh_columns(const Values& values, Seen keys, const float* weights, Partial* parts, int column, int end) {
+  if (keys.from >= keys.to) return;
+  constexpr bool wide = std::is_same_v<L, Nibbles>;
   constexpr int vectors = wide ? 2 : vectors_with(NQ);
-  for (; column + vectors * kLanes <= end; column += vectors * kLanes)
-    weigh<E, NQ, vectors>(kv, table, head, first, from, to, weights, parts, column);
+  for (; column + vectors * kLanes <= end; column += vectors * kLanes) weigh<L, NQ, vectors>(values, keys.from, keys.to, weights, parts, column);
+  if constexpr (vectors > 2)
+    for (; column + 2 * kLanes <= end; column += 2 * kLanes) weigh<L, NQ, 2>(values, keys.from, keys.to, weights, parts, column);
   if constexpr (!wide)
-    for (; column < end; column += kLanes) weigh<E, NQ, 1>(kv, table, head, first, from, to, weights, parts, column);
+    for (; column < end; column += kLanes) weigh<L, NQ, 1>(values, keys.from, keys.to, weights, parts, column);
 }
 
-// Columns [column, end) of all queries. Queries that share their keys go together; what the later ones see besides, alone, so
-// that nobody adds a masked key.
-template <class E>
-inline void weigh_all(const KVPages& kv, const int32_t* table, const int* seen, int count, int head, int first, const float* weights,
-                      Partial* parts, int column, int end) {
+// Columns [column, end) of all queries, over keys [low, high). Keys that several queries see go together; what the earlier ones
+// see before and the later ones after those, alone, so that nobody adds a masked key.
+template <class L, class Values>
+inline void weigh_keys(const Values& values, const Seen* seen, int count, int low, int high, const float* weights, Partial* parts, int column,
+                       int end) {
   by_queries(count, [&](auto nq, int n) {
-    const float* w = weights + size_t(n) * kSpan;
-    weigh_columns<E, nq()>(kv, table, head, first, 0, seen[n], w, parts + n, column, end);
-    for (int i = 1; i < nq(); i++)
-      if (seen[n + i] > seen[n])
-        weigh_columns<E, 1>(kv, table, head, first, seen[n], seen[n + i], w + size_t(i) * kSpan, parts + n + i, column, end);
+    const int last = n + nq() - 1, begin = seen[last].from < seen[n].to ? seen[last].from : kSpan, stop = seen[n].to;
+    const auto alone = [&](int from, int to) {
+      for (int i = n; i <= last; i++)
+        weigh_columns<L, 1>(values, seen[i].within(from > low ? from : low, to < high ? to : high), weights + size_t(i) * kSpan, parts + i,
+                            column, end);
+    };
+    alone(0, begin);
+    if (begin == kSpan) return;  // nothing is seen by all of them
+    weigh_columns<L, nq()>(values, Seen{begin, stop}.within(low, high), weights + size_t(n) * kSpan, parts + n, column, end);
+    alone(stop, kSpan);
   });
 }
 
-// Set `set` of the values' scales of the first `count` positions of a span, then zeros to the next multiple of 16.
-inline void value_scales(const KVPages& kv, const int32_t* table, int head, int first, int count, int set, float* out) {
-  for (int j = 0; j < count;) {
-    const int page = table[(first + j) / kv.slots], slot = (first + j) % kv.slots;
+// Values of keys [low, high), columns [column, end), in f32, row by row.
+template <class E>
+inline void convert_values(const PagedValues& values, int low, int high, int column, int end, float* to) {
+  constexpr bool wide = std::is_same_v<E, Nibbles>;
+  const size_t offset = size_t(column) * sizeof(E) / (wide ? 2 : 1), bytes = size_t(end - column) * sizeof(E) / (wide ? 2 : 1);
+  for (int j = low; j < high;) {
+    Run run = values.run(j, high);
+    for (const int e = j + run.keys; j < e; j++, run.row += values.stride, run.ahead += values.stride, to += end - column) {
+      const uint8_t* row = run.row + offset;
+      for (size_t i = 0; i < bytes; i += 64) prefetch(run.ahead + offset + i);
+      if constexpr (wide) {
+        V low_half, high_half;
+        load_pair((const E*)row, low_half, high_half);
+        store(to, low_half), store(to + kLanes, high_half);
+      } else {
+        for (int i = 0; i < end - column; i += kLanes) store(to + i, load_element((const E*)row + i));
+      }
+    }
+  }
+}
+
+// Columns [column, end) of all queries. A block of 4-bit values is all the columns at a time.
+template <class E>
+inline void weigh_all(const PagedValues& values, const Seen* seen, int count, const float* weights, Partial* parts, int column, int end,
+                      float* memory) {
+  const int to = seen[count - 1].to;
+  if (std::is_same_v<E, float> || count <= kConverted) return weigh_keys<E>(values, seen, count, 0, to, weights, parts, column, end);
+  for (int low = seen[0].from; low < to; low += kChunk) {
+    const int high = low + kChunk < to ? low + kChunk : to;
+    convert_values<E>(values, low, high, column, end, memory);
+    const ConvertedValues converted{memory - column, low, size_t(end - column) * sizeof(float)};
+    weigh_keys<float>(converted, seen, count, low, high, weights, parts, column, end);
+  }
+}
+
+// Set `set` of the values' scales of the keys seen of a span, zeros for the others in their blocks of 16.
+inline void value_scales(const KVPages& kv, const int32_t* table, int head, int first, Seen seen, int set, float* out) {
+  for (int j = seen.begin(); j < seen.from; j++) out[j] = 0.0f;
+  for (int j = seen.from; j < seen.to;) {
+    const int page = table[kv.page(first + j)], slot = kv.slot(first + j);
     const uint16_t* from = kv.value_scales(page, head) + size_t(set) * kv.slots + slot;
-    if (kv.slots % kLanes == 0 && count - j >= kLanes) {
+    if (kv.slots >= kLanes && j % kLanes == 0 && seen.to - j >= kLanes) {
       store(out + j, load_f16(from));
       j += kLanes;
     } else {
       out[j++] = f16_to_f32(*from);
     }
   }
-  for (int j = count; j % kLanes; j++) out[j] = 0.0f;
+  for (int j = seen.to; j < seen.end(); j++) out[j] = 0.0f;
 }
 
 // Values that are integers: block by block, their scales times the weights, their offsets added at the end.
 template <class E>
-inline void weigh_blocks(const KVPages& kv, const int32_t* table, const int* seen, int count, int head, int first, const float* weights,
-                         float* scaled, Partial* parts) {
+inline void weigh_blocks(const KVPages& kv, const int32_t* table, int head, int first, const Seen* seen, int count, const float* weights,
+                         Partial* parts, float* memory) {
   constexpr bool offsets = std::is_same_v<E, Nibbles>;
-  float* scales = scaled + size_t(count) * kSpan;
+  const PagedValues values(kv, table, head, first);
+  const Seen all{seen[0].from, seen[count - 1].to};
+  float *scaled = memory, *scales = scaled + size_t(count) * kSpan, *rest = scales + kSpan;
   for (int g = 0; g < kv.blocks(); g++) {
-    const int column = g * kBlock, end = offsets ? column + kBlock : kv.padded, all = seen[count - 1];
+    const int column = g * kBlock, end = offsets ? column + kBlock : kv.padded;
     value_scales(kv, table, head, first, all, offsets ? 2 * g : g, scales);
     for (int n = 0; n < count; n++)
-      for (int j = n * kSpan; j < n * kSpan + seen[n]; j += kLanes) store(scaled + j, mul(load(weights + j), load(scales + j % kSpan)));
-    weigh_all<E>(kv, table, seen, count, head, first, scaled, parts, column, end);
+      for (int j = seen[n].begin(); j < seen[n].to; j += kLanes)
+        store(scaled + size_t(n) * kSpan + j, mul(load(weights + size_t(n) * kSpan + j), load(scales + j)));
+    weigh_all<E>(values, seen, count, scaled, parts, column, end, rest);
     if constexpr (offsets) {
       value_scales(kv, table, head, first, all, 2 * g + 1, scales);
       for (int n = 0; n < count; n++) {
         V sum = zero();
-        for (int j = 0; j < seen[n]; j += kLanes) sum = fma(load(weights + size_t(n) * kSpan + j), load(scales + j), sum);
+        for (int j = seen[n].begin(); j < seen[n].to; j += kLanes) sum = fma(load(weights + size_t(n) * kSpan + j), load(scales + j), sum);
         const V offset = set1(reduce_add(sum));
         for (int i = column; i < end; i += kLanes) store(parts[n].out + i, add(load(parts[n].out + i), offset));
       }
@@ -242,48 +180,64 @@ inline void weigh_blocks(const KVPages& kv, const int32_t* table, const int* see
   }
 }
 
+// --- a span ------------------------------------------------------------------------------------------------------------------
+
 template <class E>
-inline void attend_as(const KVPages& kv, const int32_t* table, const Queries& qs, int head, int span, float scale, Partial* parts,
+inline void attend_as(const KVPages& kv, const int32_t* table, const Queries& qs, int head, int span, const Scoring& scoring, Partial* parts,
                       float* scratch) {
   const int first = span * kSpan;
-  int seen[kGroupMax];
-  for (int n = 0; n < qs.count; n++) seen[n] = qs.last[n] + 1 - first < kSpan ? qs.last[n] + 1 - first : kSpan;
+  Seen seen[kGroupMax];
+  for (int n = 0; n < qs.count; n++) seen[n] = Seen{qs.first[n] - first, qs.last[n] + 1 - first}.within(0, kSpan);
   float* rest = scratch + size_t(qs.count) * kSpan;
-  all_scores<E>(kv, table, qs, head, first, seen[qs.count - 1], scale, scratch, rest);
+  all_scores<E>(kv, table, qs, head, first, {seen[0].from, seen[qs.count - 1].to}, scoring.scale, scratch, rest);
+  for (int n = 0; n < qs.count; n++) parts[n].max = greatest(scratch + size_t(n) * kSpan, seen[n], scoring.cap);
   for (int n = 0; n < qs.count; n++) {
-    softmax(scratch + size_t(n) * kSpan, seen[n], parts[n]);
+    parts[n].sum = exponentials(scratch + size_t(n) * kSpan, seen[n], parts[n].max);
     for (int i = 0; i < kv.padded; i += kLanes) store(parts[n].out + i, zero());
   }
   if constexpr (sizeof(E) == 1)
-    weigh_blocks<E>(kv, table, seen, qs.count, head, first, scratch, rest, parts);
+    weigh_blocks<E>(kv, table, head, first, seen, qs.count, scratch, parts, rest);
   else
-    weigh_all<E>(kv, table, seen, qs.count, head, first, scratch, parts, 0, kv.padded);
+    weigh_all<E>(PagedValues(kv, table, head, first), seen, qs.count, scratch, parts, 0, kv.padded, rest);
 }
 
-inline void attend(const KVPages& kv, const int32_t* table, const Queries& qs, int head, int span, float scale, Partial* parts,
+inline void attend(const KVPages& kv, const int32_t* table, const Queries& qs, int head, int span, const Scoring& scoring, Partial* parts,
                    float* scratch) {
   switch (kv.format) {
-    case KVFormat::F32: return attend_as<float>(kv, table, qs, head, span, scale, parts, scratch);
-    case KVFormat::F16: return attend_as<uint16_t>(kv, table, qs, head, span, scale, parts, scratch);
-    case KVFormat::Int8: return attend_as<int8_t>(kv, table, qs, head, span, scale, parts, scratch);
-    case KVFormat::Int4: return attend_as<Nibbles>(kv, table, qs, head, span, scale, parts, scratch);
+    case KVFormat::F32: return attend_as<float>(kv, table, qs, head, span, scoring, parts, scratch);
+    case KVFormat::F16: return attend_as<uint16_t>(kv, table, qs, head, span, scoring, parts, scratch);
+    case KVFormat::Int8: return attend_as<int8_t>(kv, table, qs, head, span, scoring, parts, scratch);
+    case KVFormat::Int4: return attend_as<Nibbles>(kv, table, qs, head, span, scoring, parts, scratch);
   }
 }
 
+// e^x - max and e^y - max, of the larger of the two.
+struct Shares {
+  float max, a, b;
+  Shares(float x, float y) : max(x > y ? x : y) {
+    alignas(64) float t[kLanes] = {x - max, y - max};
+    store(t, exp(load(t)));
+    a = t[0], b = t[1];
+  }
+};
+
 inline void merge(Partial& into, const Partial& part, int padded) {
-  const float top = into.max > part.max ? into.max : part.max;
-  alignas(64) float t[kLanes] = {into.max - top, part.max - top};
-  store(t, exp(load(t)));
-  const float a = t[0], b = t[1];
+  const auto [top, a, b] = Shares(into.max, part.max);
   into.sum = std::fmaf(into.sum, a, part.sum * b);
   into.max = top;
   for (int i = 0; i < padded; i += kLanes) store(into.out + i, fma(load(into.out + i), set1(a), mul(load(part.out + i), set1(b))));
 }
 
-inline void finish(const Partial& part, int dim, float* out) {
+inline void finish(const Partial& part, const float* sink, int dim, float* out) {
+  float share = 1.0f, sum = part.sum;
+  if (sink) {
+    const Shares shares(part.max, *sink);
+    share = shares.a, sum = std::fmaf(part.sum, shares.a, shares.b);
+  }
+  const auto result = [&](int i) { return div(mul(load(part.out + i), set1(share)), set1(sum)); };
   int i = 0;
-  for (; i + kLanes <= dim; i += kLanes) store(out + i, div(load(part.out + i), set1(part.sum)));
-  if (dim % kLanes) store_n(out + i, div(load(part.out + i), set1(part.sum)), dim % kLanes);
+  for (; i + kLanes <= dim; i += kLanes) store(out + i, result(i));
+  if (dim % kLanes) store_n(out + i, result(i), dim % kLanes);
 }
 
 }  // namespace pagoda::PAGODA_NS

@@ -1,43 +1,47 @@
 #include "attention_plan.h"
 
+#include <algorithm>
 #include <cstring>
 
 namespace pagoda {
 namespace {
 
-constexpr int kRowBlock = 8;  // most rows of one task
-
-// Rows of one sequence from r on, at most kRowBlock.
-int block_of(const std::vector<int32_t>& sequences, int r) {
+// Rows of one sequence from r on, at most `most`.
+int block_of(const std::vector<int32_t>& sequences, int r, int most) {
   int n = 1;
-  while (size_t(r + n) < sequences.size() && n < kRowBlock && sequences[size_t(r + n)] == sequences[size_t(r)]) n++;
+  while (size_t(r + n) < sequences.size() && n < most && sequences[size_t(r + n)] == sequences[size_t(r)]) n++;
   return n;
 }
 
 }  // namespace
 
-AttentionPlan::AttentionPlan(const std::vector<int32_t>& positions, const std::vector<int32_t>& sequences, int heads, int threads) {
-  const int rows = int(positions.size());
+AttentionPlan::AttentionPlan(const std::vector<int32_t>& positions, const std::vector<int32_t>& sequences, int window, int heads, int queries,
+                             int threads) {
+  const int rows = int(positions.size()), most = std::max(1, kGroupMax / queries);
   int blocks = 0;
-  for (int r = 0; r < rows; r += block_of(sequences, r)) blocks++;
+  for (int r = 0; r < rows; r += block_of(sequences, r, most)) blocks++;
   const bool split = blocks * heads < 4 * threads;
   for (int r = 0; r < rows;) {
-    const int n = block_of(sequences, r), spans = positions[size_t(r + n - 1)] / kSpan + 1;
+    const int n = block_of(sequences, r, most), span = first_seen(positions[size_t(r)], window) / kSpan;
+    const int spans = positions[size_t(r + n - 1)] / kSpan + 1 - span;
     for (int h = 0; h < heads; h++) {
       if (!split || spans == 1) {
-        tasks_.push_back({r, n, sequences[size_t(r)], h, 0, spans, -1});
+        tasks_.push_back({r, n, sequences[size_t(r)], h, span, spans, -1});
         continue;
       }
       const int first = int(splits_.size());
-      for (int s = 0; s < spans; s++) tasks_.push_back({r, n, sequences[size_t(r)], h, s, 1, first});
-      for (int i = 0; i < n; i++) splits_.push_back({r + i, h, positions[size_t(r + i)] / kSpan + 1, 0});
+      for (int s = span; s < span + spans; s++) tasks_.push_back({r, n, sequences[size_t(r)], h, s, 1, first});
+      for (int i = r; i < r + n; i++) {
+        const int begin = first_seen(positions[size_t(i)], window) / kSpan;
+        splits_.push_back({i, h, begin, positions[size_t(i)] / kSpan + 1 - begin, 0});
+      }
     }
     r += n;
   }
 }
 
 void AttentionPlan::reserve(int queries, int padded) {
-  if (splits_.empty() || !memory_.empty()) return;
+  if (splits_.empty() || queries <= queries_) return;
   queries_ = queries;
   stride_ = kHead + padded;
   int next = 0;

@@ -13,6 +13,7 @@
 
 #include "dispatch.h"
 #include "measure.h"
+#include "page_job.h"
 #include "self_test.h"
 #include "step_job.h"
 
@@ -102,22 +103,41 @@ nb::list read_files(const std::vector<std::tuple<int, int64_t, int64_t>>& extent
   return arrays;
 }
 
-// (tokens of each draw [draws], then one after the other: tokens, log-probabilities, top ids, top log-probabilities)
+// (tokens of each draw [draws], then one after the other: tokens, log-probabilities, and the likeliest tokens with theirs)
 nb::tuple drawn(const StepJob& job) {
-  std::vector<int32_t> counts, tokens;
-  std::vector<float> logprobs;
-  nb::list ids, values;
+  nb::list counts, tokens, logprobs, top;
   for (const auto& drawn : job.drawn()) {
-    counts.push_back(int32_t(drawn.size()));
+    counts.append(drawn.size());
     for (const auto& d : drawn) {
-      tokens.push_back(d.token);
-      logprobs.push_back(d.logprob);
-      ids.append(nb::cast(d.top_ids));
-      values.append(nb::cast(d.top_logprobs));
+      tokens.append(d.token);
+      logprobs.append(d.logprob);
+      nb::list likeliest;
+      for (size_t i = 0; i < d.top_ids.size(); i++) likeliest.append(nb::make_tuple(d.top_ids[i], d.top_logprobs[i]));
+      top.append(nb::tuple(likeliest));
     }
   }
-  const size_t n = tokens.size(), draws = counts.size();
-  return nb::make_tuple(to_numpy(std::move(counts), {draws}), to_numpy(std::move(tokens), {n}), to_numpy(std::move(logprobs), {n}), ids, values);
+  return nb::make_tuple(nb::tuple(counts), nb::tuple(tokens), nb::tuple(logprobs), nb::tuple(top));
+}
+
+// Bytes are copied before this returns: the job holds no Python object.
+std::shared_ptr<PageJob> transfer(Pool& pool, std::shared_ptr<KVStore> kv, const std::vector<std::vector<int>>& saves,
+                                  const std::vector<std::tuple<std::vector<int>, Bytes>>& loads) {
+  nb::gil_scoped_release release;
+  std::vector<PageMove> out, in;
+  for (const auto& unit : saves) out.push_back({unit, {}});
+  for (const auto& [unit, bytes] : loads) in.push_back({unit, copied(bytes)});
+  auto job = std::make_shared<PageJob>(std::move(kv), std::move(out), std::move(in));
+  pool.submit(job);
+  return job;
+}
+
+nb::list saved(PageJob& job) {
+  nb::list result;
+  for (auto& save : job.saves()) {
+    const size_t n = save.bytes.size();
+    result.append(to_numpy(std::move(save.bytes), {n}));
+  }
+  return result;
 }
 
 nb::dict outputs(const StepJob& job) {
@@ -212,7 +232,14 @@ NB_MODULE(_native, m) {
           }),
           "groups"_a, "slots"_a, "format"_a, "pool"_a.none() = nb::none())
       .def_prop_ro("bytes", &KVStore::bytes)
-      .def("copy", &KVStore::copy, "group"_a, "source"_a, "target"_a, "slots"_a);
+      .def("copy", &KVStore::copy, "group"_a, "source"_a, "target"_a, "slots"_a)
+      .def_prop_ro("unit_bytes", &KVStore::unit_bytes);
+
+  nb::class_<PageJob>(m, "PageJob")
+      .def("wait", &PageJob::wait, nb::call_guard<nb::gil_scoped_release>())
+      .def_prop_ro("seconds", &PageJob::seconds)
+      .def("take", &saved, "The bytes of each page saved, once: they are moved out.");
+  m.def("transfer", &transfer, "pool"_a, "kv"_a, "saves"_a, "loads"_a);
 
   nb::class_<Slots>(m, "Slots").def(nb::new_([] { return std::make_shared<Slots>(); }));
 
@@ -220,6 +247,7 @@ NB_MODULE(_native, m) {
       .def("wait", &StepJob::wait, nb::call_guard<nb::gil_scoped_release>())
       .def_prop_ro("over", &StepJob::over)
       .def_prop_ro("seconds", &StepJob::seconds)
+      .def_prop_ro("times", &StepJob::times)
       .def("drawn", &drawn)
       .def("outputs", &outputs);
 
@@ -248,17 +276,17 @@ NB_MODULE(_native, m) {
       [](Pool& pool, std::shared_ptr<Program> program, std::shared_ptr<KVStore> kv, std::shared_ptr<Slots> slots, const Ints& ids,
          const Ints& positions, const Ints& sequences, const Ints& sampled, const Ints& sequence_slots, const Ints& guesses, const std::vector<Ints2>& tables,
          const std::map<std::string, Floats2>& inputs, const std::vector<DrawTuple>& draws, const std::vector<std::tuple<int, int, int, int>>& copies,
-         const std::vector<std::tuple<int, Ints>>& starts, bool outputs) {
+         const std::vector<std::tuple<int, Ints>>& starts, bool outputs, bool clocked) {
         Step step = make_step(ids, positions, sequences, sampled, sequence_slots, guesses, tables, inputs);
         for (const auto& d : draws) step.draws.push_back(draw_row(d));
         for (const auto& [group, source, target, n] : copies) step.copies.push_back({group, source, target, n});
         for (const auto& [slot, prompt] : starts) step.starts.push_back({slot, copied(prompt)});
-        step.outputs = outputs;
+        step.outputs = outputs, step.clocked = clocked;
         program->check(step, *kv, slots != nullptr);
         auto job = std::make_shared<StepJob>(std::move(program), std::move(kv), std::move(slots), std::move(step), pool.threads());
         pool.submit(job);
         return job;
       },
       "pool"_a, "program"_a, "kv"_a, "slots"_a.none(), "ids"_a, "positions"_a, "sequences"_a, "sampled"_a, "sequence_slots"_a, "guesses"_a, "tables"_a,
-      "inputs"_a, "draws"_a, "copies"_a, "starts"_a, "outputs"_a);
+      "inputs"_a, "draws"_a, "copies"_a, "starts"_a, "outputs"_a, "clocked"_a);
 }

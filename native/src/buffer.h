@@ -16,12 +16,29 @@ struct BufferShape {
   int width;
 };
 
-// f32 rows, or rows of integers with their scales; grows, never shrinks.
-struct Buffer {
+// Memory that begins a cache line, so that no load of a vector straddles two.
+struct Aligned {
   struct Free {
     void operator()(void* p) const { std::free(p); }
   };
   std::unique_ptr<uint8_t, Free> memory;
+  size_t bytes = 0;
+
+  // At least so many bytes; what was in it is lost if it grows.
+  uint8_t* reserve(size_t wanted) {
+    if (wanted > bytes) {
+      bytes = (wanted + 63) / 64 * 64;
+      memory.reset((uint8_t*)std::aligned_alloc(64, bytes));
+      if (!memory) bytes = 0, throw std::bad_alloc();
+    }
+    return memory.get();
+  }
+  float* floats(size_t count) { return (float*)reserve(count * sizeof(float)); }
+};
+
+// f32 rows, or rows of integers with their scales; grows, never shrinks.
+struct Buffer {
+  Aligned memory;
   size_t capacity = 0;  // rows
   float* x = nullptr;
   Quantized q{};
@@ -31,10 +48,7 @@ struct Buffer {
     capacity = (std::max(rows, capacity * 2) + kPanel - 1) / kPanel * kPanel;
     const size_t k = size_t(shape.width), nb = k / kBlock;
     const size_t row = shape.integer ? k * size_t(shape.integer) + nb * 16 : k * 4;
-    const size_t bytes = (capacity * row + 127) / 64 * 64;
-    memory.reset((uint8_t*)std::aligned_alloc(64, bytes));
-    if (!memory) throw std::bad_alloc();
-    uint8_t* p = memory.get();
+    uint8_t* p = memory.reserve(capacity * row + 64);
     if (!shape.integer) {
       x = (float*)p;
       return;

@@ -15,6 +15,9 @@ constexpr int kHeadMax = 1024;  // elements of a head, if keys are integers
 
 enum class Format : int { F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4 };
 
+// f(gate) * up; in the order of `Activation` in backends/ops.py.
+enum class Act : int { Silu, GeluTanh, SwigluClamped };
+
 // A matrix [n, k] in tiles of 16 rows of the matrix (output features). A tile is, for quantised formats, all blocks' integers,
 // then their scales (formats.h); for the others, k groups of 16 numbers.
 struct Packed {
@@ -52,7 +55,7 @@ enum class KVFormat : int { F32, F16, Int8, Int4 };
 //   values   [slots][padded]; in Int4 byte j of a block of 32 has element j in its low bits and 16 + j in its high ones
 struct KVPages {
   KVFormat format;
-  int heads, dim, padded, slots;
+  int heads, dim, padded, slots;  // slots: a power of two
   size_t page_bytes, head_bytes;  // head_bytes: scales, keys and values of one head in one page
   uint8_t* base;
 
@@ -79,10 +82,14 @@ struct KVPages {
   uint16_t* value_scales(int page, int h) const { return (uint16_t*)(head(page, h) + scale_bytes()); }
   uint8_t* keys(int page, int h) const { return head(page, h) + 2 * scale_bytes(); }
   uint8_t* values(int page, int h) const { return keys(page, h) + size_t(key_rows()) * size_t(slots) * key_bytes(); }
+  // Where a position lies: the entry of a page table, and the slot.
+  int page_shift() const { return __builtin_ctz(unsigned(slots)); }
+  int page(int position) const { return position >> page_shift(); }
+  int slot(int position) const { return position & (slots - 1); }
   // Floats of one query as `attend` reads it: its elements (turned, if keys are integers), then the sum of each block.
   int query_floats() const { return padded + blocks(); }
   // Floats of scratch that `attend` needs for `count` queries.
-  size_t attend_floats(int count) const { return (2 * size_t(count) + 1) * kSpan + 16 * size_t(dim) + 16 * size_t(sets()); }
+  size_t attend_floats(int count) const { return (2 * size_t(count) + 1) * kSpan + 128 * size_t(padded) + 64 * size_t(sets()); }
 };
 
 // The part of a softmax-weighted sum that comes from one span of keys, or from several merged: max, sum, unnormalised output.
@@ -95,8 +102,17 @@ struct Partial {
 struct Queries {
   int count;                        // at most kGroupMax
   const float* q[kGroupMax];        // [dim], or as `query` makes it if keys are integers
-  int last[kGroupMax];              // position of the row: keys 0..last are visible; not descending
+  int last[kGroupMax];              // position of the row: keys first..last are visible; neither descends
+  int first[kGroupMax];
 };
+
+// How scores are formed: cap * tanh(q . k * scale / cap), or q . k * scale if there is no cap.
+struct Scoring {
+  float scale, cap;  // cap 0: none
+};
+
+// The first key that a row at this position sees; window 0: there is none, all keys are seen.
+inline int first_seen(int position, int window) { return window && position >= window ? position - window + 1 : 0; }
 
 struct Kernels {
   const char* name;
@@ -107,20 +123,27 @@ struct Kernels {
   void (*linear_int)(const Packed& w, int tile, int tiles, const Quantized& x, int row0, int rows, float* out, size_t ldo);
   void (*linear_f32)(const Packed& w, int tile, int tiles, const float* x, int row0, int rows, float* out, size_t ldo);
   void (*norm)(const float* x, const float* w, float eps, int n, float* y);
-  void (*silu_mul)(const float* gate, const float* up, int n, float* y);
+  void (*act)(Act kind, const float* gate, const float* up, int n, float* y);
   void (*add)(const float* x, const float* y, int n, float* z);
+  void (*add_to)(float* x, const float* y, int n);
+  void (*scale)(const float* x, float factor, int n, float* y);
+  void (*soft_cap)(const float* x, float cap, int n, float* y);
+  // The k largest of n scores, equal ones by number: numbers in out[0..k), weights in out[k..2k); softmax over all n or over the k.
+  void (*route)(const float* scores, int n, int k, bool all, float* out);
+  void (*weigh)(const float* x, float w, int n, bool first, float* y);  // y = w * x, or fma(w, x, y)
   // One row: heads vectors of dim, of which the first `dims` elements turn; cos and sin are [dims / 2].
   void (*rope)(float* x, int heads, int dim, int dims, const float* cos, const float* sin, bool adjacent);
   void (*store_kv)(const KVPages& kv, int page, int slot, const float* k, const float* v);
   // If keys are integers: one query [dim] to what `attend` reads [kv.query_floats()], and what `finish` made [dim] turned back.
   void (*query)(const KVPages& kv, const float* q, float* out);
   void (*turn_back)(float* x, int dim);
-  // Attention over the keys of span `span` (positions 256 * span ..): fills `count` partials. `scratch` has
-  // kv.attend_floats(count).
-  void (*attend)(const KVPages& kv, const int32_t* table, const Queries& queries, int head, int span, float scale, Partial* parts,
+  // Attention over the keys of span `span` (positions 256 * span ..), of which each query sees at least one: fills `count`
+  // partials. `scratch` has kv.attend_floats(count).
+  void (*attend)(const KVPages& kv, const int32_t* table, const Queries& queries, int head, int span, const Scoring& scoring, Partial* parts,
                  float* scratch);
   void (*merge)(Partial& into, const Partial& part, int padded);
-  void (*finish)(const Partial& part, int dim, float* out);
+  // The weighted sum itself; a sink (or null) is a score that takes weight and has no value.
+  void (*finish)(const Partial& part, const float* sink, int dim, float* out);
   // Sampling helpers over n logits.
   int (*argmax)(const float* x, int n);
   float (*max)(const float* x, int n);

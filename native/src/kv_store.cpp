@@ -7,6 +7,8 @@
 #include <new>
 #include <stdexcept>
 
+#include "require.h"
+
 namespace pagoda {
 
 void KVStore::Unmap::operator()(uint8_t* p) const { munmap(p, bytes); }
@@ -34,6 +36,7 @@ void commit(uint8_t* p, size_t bytes, Pool* pool) {
 }  // namespace
 
 KVStore::KVStore(std::vector<GroupShape> groups, int slots, KVFormat format, Pool* pool) : groups_(std::move(groups)) {
+  if (slots < 1 || slots & (slots - 1)) throw std::invalid_argument("a page has a number of slots that is a power of two");
   for (const auto& g : groups_) {
     if (format >= KVFormat::Int8 && g.dim > kHeadMax) throw std::invalid_argument("a head is too wide for keys as integers");
     KVPages kv = KVPages::layout(format, g.heads, g.dim, slots);
@@ -75,6 +78,34 @@ void KVStore::copy(int group, int source, int target, int slots) {
       copy_rows(kv.keys(target, h), kv.keys(source, h), kv.key_rows(), kv.slots, slots, kv.key_bytes());
       std::memcpy(kv.values(target, h), kv.values(source, h), size_t(slots) * kv.value_bytes());
     }
+}
+
+size_t KVStore::unit_bytes() const {
+  size_t bytes = 0;
+  for (const auto& group : layers_)
+    for (const auto& kv : group) bytes += kv.page_bytes;
+  return bytes;
+}
+
+void KVStore::read(const std::vector<int>& unit, uint8_t* to) const {
+  for (size_t g = 0; g < layers_.size(); g++)
+    for (const auto& kv : layers_[g]) {
+      std::memcpy(to, kv.head(unit[g], 0), kv.page_bytes);
+      to += kv.page_bytes;
+    }
+}
+
+void KVStore::write(const std::vector<int>& unit, const uint8_t* from) {
+  for (size_t g = 0; g < layers_.size(); g++)
+    for (const auto& kv : layers_[g]) {
+      std::memcpy(kv.head(unit[g], 0), from, kv.page_bytes);
+      from += kv.page_bytes;
+    }
+}
+
+void KVStore::check_unit(const std::vector<int>& unit) const {
+  require(unit.size() == layers_.size(), "a page of each KV group is needed");
+  for (size_t g = 0; g < unit.size(); g++) require(unit[g] >= 0 && unit[g] < groups_[g].pages, "a page to be moved is out of range");
 }
 
 }  // namespace pagoda

@@ -24,6 +24,12 @@ class KVStore : public std::enable_shared_from_this<KVStore> {
   size_t bytes() const { return bytes_; }
   // The first `slots` slots of a page to another, in every layer.
   void copy(int group, int source, int target, int slots);
+  // One page of every group, all layers: its bytes as they stand, `unit_bytes` of them.
+  size_t unit_bytes() const;
+  void read(const std::vector<int>& unit, uint8_t* to) const;
+  void write(const std::vector<int>& unit, const uint8_t* from);
+  // Throws std::invalid_argument unless there is a page of each group.
+  void check_unit(const std::vector<int>& unit) const;
 
  private:
   struct Unmap {

@@ -49,30 +49,57 @@ void Job::fail() {
   if (!failed_.exchange(true)) error_ = std::current_exception();
 }
 
+void Job::plan() {
+  tiles_ = stages();
+  struct Bounds {
+    size_t first, end;
+  };
+  std::vector<Bounds> bounds;
+  for (size_t i = 0; i < tiles_.size(); i++) {
+    if (!bounds.empty() && tiles_[i] <= 1)
+      bounds.back().end = i + 1;
+    else if (tiles_[i])
+      bounds.push_back({i, i + 1});
+  }
+  rounds_ = std::vector<Round>(bounds.size());
+  for (size_t i = 0; i < bounds.size(); i++) {
+    rounds_[i].first = bounds[i].first, rounds_[i].end = bounds[i].end;
+    rounds_[i].tiles = uint32_t(tiles_[bounds[i].first]);
+  }
+}
+
+void Job::run_safely(size_t stage, uint32_t tile, int worker) {
+  if (failed_.load(std::memory_order_relaxed)) return;
+  try {
+    run(int(stage), int(tile), worker);
+  } catch (...) {
+    fail();
+  }
+}
+
+bool Job::take(Round& round, int worker) {
+  uint32_t mine = 0;
+  while (round.next.load(std::memory_order_relaxed) < round.tiles) {
+    const uint32_t tile = round.next.fetch_add(1, std::memory_order_relaxed);
+    if (tile >= round.tiles) break;
+    run_safely(round.first, tile, worker);
+    mine++;
+  }
+  if (!mine || round.done.fetch_add(mine, std::memory_order_acq_rel) + mine < round.tiles) return false;
+  for (size_t stage = round.first + 1; stage < round.end; stage++)
+    if (tiles_[stage]) run_safely(stage, 0, worker);
+  return true;
+}
+
 void Job::work(int worker) {
-  for (size_t i = 0; i < list_.size(); i++) {
-    Stage& stage = list_[i];
-    uint32_t mine = 0;
-    while (stage.next.load(std::memory_order_relaxed) < stage.tiles) {
-      const uint32_t tile = stage.next.fetch_add(1, std::memory_order_relaxed);
-      if (tile >= stage.tiles) break;
-      if (!failed_.load(std::memory_order_relaxed)) {
-        try {
-          run(int(i), int(tile), worker);
-        } catch (...) {
-          fail();
-        }
-      }
-      mine++;
-    }
-    const auto ended = [&] { return stage.done.load(std::memory_order_acquire) >= stage.tiles; };
-    if (mine && stage.done.fetch_add(mine, std::memory_order_acq_rel) + mine == stage.tiles) {
-      stage.done.notify_all();
+  for (uint32_t i = 0; i < rounds_.size(); i++) {
+    if (take(rounds_[i], worker)) {
+      rounds_over_.store(i + 1, std::memory_order_release);
+      rounds_over_.notify_all();
       continue;
     }
-    if (spin(ended)) continue;
-    for (uint32_t seen = stage.done.load(std::memory_order_acquire); seen < stage.tiles; seen = stage.done.load(std::memory_order_acquire))
-      stage.done.wait(seen, std::memory_order_acquire);
+    if (spin([&] { return rounds_over_.load(std::memory_order_acquire) > i; })) continue;
+    for (uint32_t over; (over = rounds_over_.load(std::memory_order_acquire)) <= i;) rounds_over_.wait(over, std::memory_order_acquire);
   }
 }
 
@@ -132,9 +159,7 @@ void Pool::lead() {
     }
     const auto start = Clock::now();
     try {
-      const auto tiles = job->stages();
-      job->list_ = std::vector<Job::Stage>(tiles.size());
-      for (size_t i = 0; i < tiles.size(); i++) job->list_[i].tiles = uint32_t(tiles[i]);
+      job->plan();
       if (workers_.size() > 1) publish(job);
       job->work(0);
       if (!job->failed_) job->end();

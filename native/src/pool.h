@@ -2,8 +2,9 @@
 //
 // A job is a list of stages; a stage is a number of tiles that may run in any order, after all tiles of the stage before.
 // Tiles are handed out one at a time from a counter, and a stage is over when its tiles are done, not when all workers
-// have come by: a worker that the system has put aside holds up nothing but the tile in its hands. Waiting is a brief spin,
-// then sleep.
+// have come by: a worker that the system has put aside holds up nothing but the tile in its hands. Stages of a single tile
+// are run by whoever finishes the stage before, who has what it reads at hand; the others wait once for all of them. Waiting
+// is a brief spin, then sleep.
 #pragma once
 
 #include <atomic>
@@ -34,14 +35,22 @@ class Job {
 
  private:
   friend class Pool;
-  struct alignas(64) Stage {
+  // A stage, and those of a single tile that follow it: [first, end).
+  struct alignas(64) Round {
     std::atomic<uint32_t> next{0}, done{0};
     uint32_t tiles = 0;
+    size_t first = 0, end = 0;
   };
+  void plan();
   void work(int worker);
+  // The tiles of a round that this worker gets hold of, and what follows them if it does the last; whether it did.
+  bool take(Round& round, int worker);
+  void run_safely(size_t stage, uint32_t tile, int worker);
   void fail();
 
-  std::vector<Stage> list_;
+  std::vector<int> tiles_;  // of each stage
+  std::vector<Round> rounds_;
+  alignas(64) std::atomic<uint32_t> rounds_over_{0};
   std::atomic<bool> failed_{false};
   std::exception_ptr error_;
   std::mutex mutex_;

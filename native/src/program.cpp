@@ -19,8 +19,13 @@ Program::Program(const Kernels& kernels, std::vector<Instruction> instructions, 
       ropes_(std::move(ropes)),
       logits_(logits),
       buffers_(shapes_.size()) {
-  for (const auto& i : instructions_)
+  for (const auto& i : instructions_) {
     if (i.op == Op::Embed) vocabulary_ = weights_.at(size_t(i.weights.at(0)))->packed().n;
+    if (i.op != Op::Attend) continue;
+    const int window = i.whole.at(2);
+    const auto [known, added] = windows_.try_emplace(i.whole.at(0), window);
+    if (!added) known->second = window && known->second ? std::max(window, known->second) : 0;
+  }
 }
 
 void Program::check_rows(const Step& step) const {
@@ -42,19 +47,20 @@ void Program::check_rows(const Step& step) const {
   for (const int s : step.sampled) require(s >= 0 && size_t(s) < rows, "a sampled row is out of range");
 }
 
-namespace {
-
-void check_tables(const Step& step, const KVStore& kv) {
+void Program::check_tables(const Step& step, const KVStore& kv) const {
   require(int(step.tables.size()) == kv.groups(), "a page table is needed for each KV group");
   const size_t rows = step.positions.size();
   for (int g = 0; g < kv.groups(); g++) {
     const auto& table = step.tables[size_t(g)];
     require(table.pages.size() == size_t(step.sequences.back() + 1) * size_t(table.width), "a page table has the wrong size");
-    for (size_t r = 0; r < rows; r++) {
+    const auto found = windows_.find(g);
+    const int window = found == windows_.end() ? 0 : found->second;
+    for (size_t r = 0, first = 0; r < rows; r++) {
+      if (step.sequences[r] != step.sequences[first]) first = r;
       if (r + 1 < rows && step.sequences[r + 1] == step.sequences[r]) continue;
-      const int used = step.positions[r] / kv.layer(g, 0).slots + 1;
+      const int slots = kv.layer(g, 0).slots, used = step.positions[r] / slots + 1;
       require(used <= table.width, "a page table is too short for its positions");
-      for (int p = 0; p < used; p++) {
+      for (int p = first_seen(step.positions[first], window) / slots; p < used; p++) {
         const int page = table.pages[size_t(step.sequences[r]) * size_t(table.width) + size_t(p)];
         require(page >= 0 && page < kv.pages(g), "a page number is out of range");
       }
@@ -66,6 +72,8 @@ void check_tables(const Step& step, const KVStore& kv) {
     require(c.slots >= 0 && c.slots <= kv.layer(c.group, 0).slots, "a page copy is longer than a page");
   }
 }
+
+namespace {
 
 // Each draw has a slot of its own and rows of one sequence, one after the other.
 void check_draws(const Step& step) {

@@ -21,17 +21,23 @@ enum class Op : int {
   Embed,     // -> x            weight
   Input,     // -> x            text: name
   Quantize,  // x -> [q]
-  Linear,    // x or [q] -> y.. one weight each
-  Norm,      // x, residual? -> sum?, y?, [q]?      vector 0; real 0: eps. With a residual, x + residual is normed
+  Linear,    // x or [q] -> y.. one weight each; whole: none, or for each the vector that is added
+  Norm,      // x, residual? -> sum?, y?, [q]?      vector 0; whole 0: heads; real 0: eps. With a residual, x + residual is normed
   Rope,      // q, k -> q, k    table 0; whole 0: head_dim
   Store,     // k, v ->         whole: group, layer
   RopeStore, // q, k, v -> q    as Rope and Store: whole: head_dim, group, layer
-  Attend,    // q -> y          whole: group, layer; real 0: scale
-  Merge,     // -> y            whole: group, layer: joins what Attend split over several spans
-  Act,       // gate, up -> y?, [q]?
+  Attend,    // q -> y          vector 0?: sinks; whole: group, layer, window (0: none); real: scale, soft cap (0: none)
+  Merge,     // -> y            as Attend: joins what it split over several spans
+  Act,       // gate, up -> y?, [q]?                whole 0: an Act
   Add,       // x, y -> z
   Pick,      // x -> y of class S
   Output,    // x ->            text: name
+  Scale,     // x -> y          real 0: factor
+  SoftCap,   // x -> y          real 0: cap
+  Route,     // scores -> the chosen experts' numbers, then their weights, best first    whole: how many, rule (1: softmax over all)
+  Experts,   // x or [q], routes -> y [chosen, n]     weights: of each expert, then one of biases?; whole: experts, chosen, whether
+             //                 x has a part for each chosen one
+  Combine,   // y [chosen, n], routes -> z            the sum of the parts, weighed
 };
 
 struct Instruction {
@@ -68,6 +74,7 @@ struct Step {
   std::vector<Start> starts;   // of sequences, before anything else
   std::vector<DrawRow> draws;  // empty, or together for all sampled rows: one and those of its drafts each
   bool outputs = true;         // whether the instructions Output copy anything
+  bool clocked = false;        // whether to note how long each stage takes
 };
 
 class StepJob;
@@ -85,6 +92,7 @@ class Program : public std::enable_shared_from_this<Program> {
   friend class StepJob;
   void check_rows(const Step& step) const;
   void check_inputs(const Step& step) const;
+  void check_tables(const Step& step, const KVStore& kv) const;
   const Kernels& kernels_;
   std::vector<Instruction> instructions_;
   std::vector<BufferShape> shapes_;
@@ -93,6 +101,7 @@ class Program : public std::enable_shared_from_this<Program> {
   std::vector<RopeAngles> ropes_;
   int logits_;  // the buffer that sampling reads; -1 if none
   int vocabulary_ = 0;
+  std::map<int, int> windows_;   // of each KV group: the widest of its layers', 0 if one has none
   std::vector<Buffer> buffers_;  // grown as steps need; steps run one at a time
 };
 

@@ -128,10 +128,10 @@ Outcome attended(const Kernels& kernels, KVFormat format) {
     asked.last[n] = length - count + int(n);
     parts[n].out = held.data() + n * padded, parts[count + n].out = held.data() + (count + n) * padded;
   }
-  for (int span = 0; span < 2; span++) kernels.attend(kv, table.data(), asked, 0, span, 0.3f, parts + span * count, scratch.data());
+  for (int span = 0; span < 2; span++) kernels.attend(kv, table.data(), asked, 0, span, {0.3f, 0}, parts + span * count, scratch.data());
   for (size_t n = 0; n < count; n++) {
     kernels.merge(parts[n], parts[count + n], kv.padded);
-    kernels.finish(parts[n], dim, out.data() + n * dim);
+    kernels.finish(parts[n], nullptr, dim, out.data() + n * dim);
     if (kv.integers()) kernels.turn_back(out.data() + n * dim, dim);
   }
   return out;
@@ -154,7 +154,9 @@ struct Check {
 void add_rows(std::vector<Check>& all) {
   static const auto x = Random(5).numbers(kWidth), y = Random(6).numbers(kWidth);
   all.push_back({"norm", [](const Kernels& k) { return row([&](float* z) { k.norm(x.data(), y.data(), 1e-5f, kWidth, z); }); }});
-  all.push_back({"silu_mul", [](const Kernels& k) { return row([&](float* z) { k.silu_mul(x.data(), y.data(), kWidth, z); }); }});
+  for (const auto act : {Act::Silu, Act::GeluTanh, Act::SwigluClamped})
+    all.push_back({"act", [act](const Kernels& k) { return row([&](float* z) { k.act(act, x.data(), y.data(), kWidth, z); }); }});
+  all.push_back({"soft_cap", [](const Kernels& k) { return row([&](float* z) { k.soft_cap(x.data(), 0.7f, kWidth, z); }); }});
   all.push_back({"add", [](const Kernels& k) { return row([&](float* z) { k.add(x.data(), y.data(), kWidth, z); }); }});
   for (const bool adjacent : {false, true})
     all.push_back({"rope", [adjacent](const Kernels& k) {

@@ -19,6 +19,9 @@ namespace pagoda::PAGODA_NS {
 
 constexpr int kLanes = 16;
 
+// Have the line at p brought near: a hint, whatever p is.
+inline void prefetch(const void* p) { __builtin_prefetch(p); }
+
 inline float bits_float(uint32_t u) {
   float f;
   std::memcpy(&f, &u, 4);
@@ -289,6 +292,12 @@ inline V exp(V x) {
   p = fma(p, r, set1(1.0f));
   const V finite = less(x, low, zero(), mul(p, exp2i(n)));
   return less(high, x, set1(INFINITY), finite);
+}
+
+// cap * tanh(s / cap), by tanh(x) = 1 - 2 / (e^2x + 1), which is +-1 where e^2x is infinite or 0.
+inline V soft_cap(V s, float cap) {
+  const V e = exp(mul(s, set1(2.0f / cap)));
+  return mul(set1(cap), sub(set1(1.0f), div(set1(2.0f), add(e, set1(1.0f)))));
 }
 
 }  // namespace pagoda::PAGODA_NS

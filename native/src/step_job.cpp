@@ -1,6 +1,7 @@
 #include "step_job.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 
 #include "require.h"
@@ -10,9 +11,9 @@ namespace {
 
 constexpr size_t kTileBytes = 32 * 1024;  // weights that one tile of work streams
 constexpr int kTilesPerThread = 4;        // of a row-wise instruction, so that none waits long
+constexpr int kLeastNumbers = 2048;       // of such a tile: with less, meeting takes longer than the work
 
 int parts(int n, int per) { return (n + per - 1) / per; }
-int rows_per_tile(int rows, int threads) { return std::max(1, rows / (threads * kTilesPerThread)); }
 int columns_per_tile(const Packed& w) { return std::max(2, int(kTileBytes / w.tile_bytes) / 2 * 2); }  // kernels take them in pairs
 
 }  // namespace
@@ -44,8 +45,15 @@ void StepJob::begin() {
     if (step_.ids[r] < 0) step_.ids[r] = known_by_now(step_.ids[r], size_t(step_.sequences[r]));
   for (size_t b = 0; b < program_->shapes_.size(); b++)
     program_->buffers_[b].reserve(program_->shapes_[b], size_t(std::max(rows(int(b)), 1)));
-  for (int g = 0; g < kv_->groups(); g++) attention_.emplace_back(step_.positions, step_.sequences, kv_->layer(g, 0).heads, threads_);
+  for (const auto& i : program_->instructions_) {
+    if (i.op != Op::Attend) continue;
+    const KVPages& kv = kv_->layer(i.whole[0], i.whole[1]);
+    const std::pair key(i.whole[0], i.whole[2]);
+    const auto at = attention_.try_emplace(key, step_.positions, step_.sequences, i.whole[2], kv.heads, queries(i), threads_).first;
+    at->second.reserve(queries(i), kv.padded);
+  }
   drawn_.resize(step_.draws.size());
+  if (step_.clocked) nanoseconds_ = std::vector<std::atomic<int64_t>>(program_->instructions_.size() + 1);
   for (int at = 0; const auto& d : step_.draws) {
     first_.push_back(at);
     at += 1 + d.drafts;
@@ -79,6 +87,11 @@ int StepJob::rows_of(const Instruction& i) const {
   }
 }
 
+int StepJob::rows_per_tile(const Instruction& i, int rows) const {
+  const int width = shape(i.in.empty() ? i.out[0] : i.in[0]).width;
+  return std::max({1, kLeastNumbers / width, rows / (threads_ * kTilesPerThread)});
+}
+
 int StepJob::tiles(const Instruction& i) {
   switch (i.op) {
     case Op::Linear: {
@@ -89,30 +102,45 @@ int StepJob::tiles(const Instruction& i) {
       }
       return rows(i.out[0]) ? count : 0;
     }
-    case Op::Attend: {
-      auto& plan = attention_[size_t(i.whole[0])];
-      plan.reserve(queries(i), kv_->layer(i.whole[0], i.whole[1]).padded);
-      return int(plan.tasks().size());
+    case Op::Experts: {
+      const Packed& p = program_->weights_[size_t(i.weights[0])]->packed();
+      return i.whole[0] * parts(p.tiles(), columns_per_tile(p));
     }
-    case Op::Merge: return int(attention_[size_t(i.whole[0])].splits().size());
+    case Op::Attend: return int(plan(i).tasks().size());
+    case Op::Merge: return int(plan(i).splits().size());
     case Op::Output: return step_.outputs ? 1 : 0;
     default: {
       const int n = rows_of(i);
-      return n ? parts(n, rows_per_tile(n, threads_)) : 0;
+      return n ? parts(n, rows_per_tile(i, n)) : 0;
     }
   }
 }
 
 void StepJob::run(int stage, int tile, int worker) {
+  if (!step_.clocked) return run_tile(stage, tile, worker);
+  const auto start = std::chrono::steady_clock::now();
+  run_tile(stage, tile, worker);
+  const auto taken = std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - start);
+  nanoseconds_[size_t(stage)].fetch_add(taken.count(), std::memory_order_relaxed);
+}
+
+std::vector<double> StepJob::times() const {
+  std::vector<double> seconds;
+  for (const auto& n : nanoseconds_) seconds.push_back(double(n.load()) * 1e-9);
+  return seconds;
+}
+
+void StepJob::run_tile(int stage, int tile, int worker) {
   if (size_t(stage) == program_->instructions_.size()) return draw_rows(tile);
   const Instruction& i = program_->instructions_[size_t(stage)];
   switch (i.op) {
     case Op::Linear: return linear(i, tile);
+    case Op::Experts: return experts(i, tile);
     case Op::Attend: return attend(i, tile, worker);
     case Op::Merge: return merge(i, tile);
     case Op::Output: return output(i);
     default: {
-      const int n = rows_of(i), per = rows_per_tile(n, threads_);
+      const int n = rows_of(i), per = rows_per_tile(i, n);
       for (int r = tile * per; r < std::min(n, (tile + 1) * per); r++) run_row(i, r, worker);
     }
   }
@@ -129,6 +157,10 @@ void StepJob::run_row(const Instruction& i, int r, int worker) {
     case Op::Pick: return copy(row(i.in[0], step_.sampled[size_t(r)]));
     case Op::Quantize: return k.quantize(row(i.in[0], r), shape(i.in[0]).width, buffer(i.out[0]).q, r);
     case Op::Add: return k.add(row(i.in[0], r), row(i.in[1], r), shape(i.out[0]).width, row(i.out[0], r));
+    case Op::Scale: return k.scale(row(i.in[0], r), i.real[0], shape(i.out[0]).width, row(i.out[0], r));
+    case Op::SoftCap: return k.soft_cap(row(i.in[0], r), i.real[0], shape(i.out[0]).width, row(i.out[0], r));
+    case Op::Route: return k.route(row(i.in[0], r), shape(i.in[0]).width, i.whole[0], i.whole[1] == 1, row(i.out[0], r));
+    case Op::Combine: return combine(i, r);
     case Op::Norm: return norm(i, r, worker);
     case Op::Act: return act(i, r, worker);
     case Op::Rope:
@@ -146,20 +178,18 @@ void StepJob::norm(const Instruction& i, int r, int worker) {
     k.add(x, row(i.in[1], r), d, row(i.out[0], r));
     x = row(i.out[0], r);
   }
-  auto& scratch = scratch_[size_t(worker)];
-  if (scratch.size() < size_t(d)) scratch.resize(size_t(d));
-  float* y = i.out[1] >= 0 ? row(i.out[1], r) : scratch.data();
-  k.norm(x, program_->vectors_[size_t(i.weights[0])].data(), i.real[0], d, y);
+  float* y = i.out[1] >= 0 ? row(i.out[1], r) : scratch_[size_t(worker)].floats(size_t(d));
+  const int heads = i.whole[0], part = d / heads;
+  for (int h = 0; h < heads; h++)
+    k.norm(x + h * part, program_->vectors_[size_t(i.weights[0])].data(), i.real[0], part, y + h * part);
   if (i.out[2] >= 0) k.quantize(y, d, buffer(i.out[2]).q, r);
 }
 
 void StepJob::act(const Instruction& i, int r, int worker) {
   const Kernels& k = program_->kernels_;
   const int d = shape(i.in[0]).width;
-  auto& scratch = scratch_[size_t(worker)];
-  if (scratch.size() < size_t(d)) scratch.resize(size_t(d));
-  float* y = i.out[0] >= 0 ? row(i.out[0], r) : scratch.data();
-  k.silu_mul(row(i.in[0], r), row(i.in[1], r), d, y);
+  float* y = i.out[0] >= 0 ? row(i.out[0], r) : scratch_[size_t(worker)].floats(size_t(d));
+  k.act(Act(i.whole[0]), row(i.in[0], r), row(i.in[1], r), d, y);
   if (i.out[1] >= 0) k.quantize(y, d, buffer(i.out[1]).q, r);
 }
 
@@ -202,25 +232,67 @@ void StepJob::linear(const Instruction& i, int tile) {
     const Buffer& in = buffer(i.in[0]);
     float* out = buffer(i.out[j]).x;
     const int first = tile * per, tiles = std::min(w.tiles() - first, per);
-    return shape(i.in[0]).integer ? program_->kernels_.linear_int(w, first, tiles, in.q, 0, n, out, size_t(w.n))
-                                  : program_->kernels_.linear_f32(w, first, tiles, in.x, 0, n, out, size_t(w.n));
+    shape(i.in[0]).integer ? program_->kernels_.linear_int(w, first, tiles, in.q, 0, n, out, size_t(w.n))
+                           : program_->kernels_.linear_f32(w, first, tiles, in.x, 0, n, out, size_t(w.n));
+    if (i.whole.empty()) return;
+    const float* bias = program_->vectors_[size_t(i.whole[j])].data();
+    const int begin = first * kTile, end = std::min(w.n, (first + tiles) * kTile);
+    for (int r = 0; r < n; r++) program_->kernels_.add_to(out + size_t(r) * size_t(w.n) + begin, bias + begin, end - begin);
+    return;
   }
+}
+
+// Some columns of one expert, for the rows that are sent to it, one by one: weights stay at hand from row to row.
+void StepJob::experts(const Instruction& i, int tile) {
+  const int count = i.whole[0], chosen = i.whole[1];
+  const Packed& first = program_->weights_[size_t(i.weights[0])]->packed();
+  const int per = columns_per_tile(first), each = parts(first.tiles(), per), expert = tile / each, from = tile % each * per;
+  const Packed& w = program_->weights_[size_t(i.weights[size_t(expert)])]->packed();
+  const bool biased = int(i.weights.size()) > count;
+  std::vector<float> bias;
+  const Buffer& in = buffer(i.in[0]);
+  const int width = shape(i.in[0]).width, n = rows(i.out[0]);
+  for (int r = 0; r < n; r++) {
+    const float* routes = row(i.in[1], r);
+    for (int j = 0; j < chosen; j++) {
+      if (int(routes[j]) != expert) continue;
+      float* out = row(i.out[0], r) + size_t(j) * size_t(w.n);
+      const int part = i.whole[2] ? j * w.k : 0;
+      const size_t at = shape(i.in[0]).integer ? Quantized::at(r, width / kBlock, part / kBlock) : 0;
+      const Quantized x{in.q.bytes, in.q.q + at * size_t(kBlock * in.q.bytes), in.q.d + at, in.q.s + at, in.q.neg8 + at, in.q.neg8_first + at};
+      const int last = std::min(w.tiles(), from + per);
+      shape(i.in[0]).integer ? program_->kernels_.linear_int(w, from, last - from, x, 0, 1, out, size_t(w.n))
+                             : program_->kernels_.linear_f32(w, from, last - from, row(i.in[0], r) + part, 0, 1, out, size_t(w.n));
+      if (!biased) continue;
+      if (bias.empty()) {
+        bias.resize(size_t(w.n));
+        program_->weights_[size_t(i.weights[size_t(count)])]->row(expert, bias.data());
+      }
+      const int a = from * kTile, b = std::min(w.n, last * kTile);
+      program_->kernels_.add_to(out + a, bias.data() + a, b - a);
+    }
+  }
+}
+
+void StepJob::combine(const Instruction& i, int r) {
+  const int n = shape(i.out[0]).width, chosen = shape(i.in[1]).width / 2;
+  for (int j = 0; j < chosen; j++)
+    program_->kernels_.weigh(row(i.in[0], r) + size_t(j) * size_t(n), row(i.in[1], r)[chosen + j], n, j == 0, row(i.out[0], r));
 }
 
 void StepJob::attend(const Instruction& i, int tile, int worker) {
   const Kernels& k = program_->kernels_;
-  auto& plan = attention_[size_t(i.whole[0])];
+  auto& plan = this->plan(i);
   const auto& task = plan.tasks()[size_t(tile)];
+  const Scoring scoring{i.real[0], i.real[1]};
   const KVPages& kv = kv_->layer(i.whole[0], i.whole[1]);
   const auto& table = step_.tables[size_t(i.whole[0])];
   const int32_t* pages = table.pages.data() + size_t(task.sequence) * size_t(table.width);
   const int group = queries(i);
   const size_t padded = size_t(kv.padded), working = kv.attend_floats(kGroupMax);
   const size_t query = kv.integers() ? size_t(kv.query_floats()) : 0;
-  auto& scratch = scratch_[size_t(worker)];
-  const size_t needed = working + size_t(kGroupMax) * (2 * padded + query);
-  if (scratch.size() < needed) scratch.resize(needed);
-  float* held = scratch.data() + working;
+  float* scratch = scratch_[size_t(worker)].floats(working + size_t(kGroupMax) * (2 * padded + query));
+  float* held = scratch + working;
   float* turned = held + 2 * size_t(kGroupMax) * padded;
 
   const int all = task.rows * group;  // query vectors, those of one row together
@@ -237,45 +309,54 @@ void StepJob::attend(const Instruction& i, int tile, int worker) {
         qs.q[n] = turned + size_t(n) * query;
       }
       qs.last[n] = step_.positions[size_t(row_of(n))];
+      qs.first[n] = first_seen(qs.last[n], i.whole[2]);
       state[n].out = held + size_t(n) * padded;
       part[n].out = held + size_t(kGroupMax + n) * padded;
     }
+    bool begun[kGroupMax] = {};
     for (int s = task.span; s < task.span + task.spans; s++) {
-      int skip = 0;  // earlier rows of the block may end before this span
-      while (skip < qs.count && qs.last[skip] < s * kSpan) skip++;
-      Queries seeing = qs;
-      seeing.count = qs.count - skip;
-      if (!seeing.count) continue;
-      for (int n = 0; n < seeing.count; n++) seeing.q[n] = qs.q[n + skip], seeing.last[n] = qs.last[n + skip];
-      const bool begins = s == task.span;
-      k.attend(kv, pages, seeing, task.head, s, i.real[0], (begins ? state : part) + skip, scratch.data());
-      if (!begins)
-        for (int n = skip; n < qs.count; n++) k.merge(state[n], part[n], kv.padded);
+      int from = 0, to = qs.count;  // earlier rows of the block may end before this span, later ones' windows begin after it
+      while (from < to && qs.last[from] < s * kSpan) from++;
+      while (from < to && qs.first[to - 1] >= (s + 1) * kSpan) to--;
+      if (from == to) continue;
+      Queries seeing{};
+      Partial into[kGroupMax];
+      for (int n = from; n < to; n++) {
+        seeing.q[seeing.count] = qs.q[n], seeing.last[seeing.count] = qs.last[n], seeing.first[seeing.count] = qs.first[n];
+        into[seeing.count++] = begun[n] ? part[n] : state[n];
+      }
+      k.attend(kv, pages, seeing, task.head, s, scoring, into, scratch);
+      for (int n = from; n < to; n++) {
+        begun[n] ? k.merge(state[n], into[n - from], kv.padded) : void(state[n] = into[n - from]);
+        begun[n] = true;
+      }
     }
     for (int n = 0; n < qs.count; n++) {
-      if (qs.last[n] < task.span * kSpan) continue;
+      if (!begun[n]) continue;
       if (task.split < 0)
-        finish(kv, state[n], row(i.out[0], row_of(n)) + size_t(head_of(n)) * size_t(kv.dim));
+        finish(i, kv, state[n], head_of(n), row(i.out[0], row_of(n)) + size_t(head_of(n)) * size_t(kv.dim));
       else
         plan.keep(plan.splits()[size_t(task.split + row_of(n) - task.row)], task.span, (first + n) % group, state[n]);
     }
   }
 }
 
-void StepJob::finish(const KVPages& kv, const Partial& state, float* out) const {
-  program_->kernels_.finish(state, kv.dim, out);
+void StepJob::finish(const Instruction& i, const KVPages& kv, const Partial& state, int head, float* out) const {
+  const float* sink = i.weights.empty() ? nullptr : program_->vectors_[size_t(i.weights[0])].data() + head;
+  program_->kernels_.finish(state, sink, kv.dim, out);
   if (kv.integers()) program_->kernels_.turn_back(out, kv.dim);
 }
 
 void StepJob::merge(const Instruction& i, int tile) {
-  auto& plan = attention_[size_t(i.whole[0])];
+  auto& plan = this->plan(i);
   const auto& split = plan.splits()[size_t(tile)];
   const KVPages& kv = kv_->layer(i.whole[0], i.whole[1]);
   const int group = queries(i);
-  for (int n = 0; n < group; n++) {
-    Partial state = plan.partial(split, 0, n);
-    for (int s = 1; s < split.spans; s++) program_->kernels_.merge(state, plan.partial(split, s, n), kv.padded);
-    finish(kv, state, row(i.out[0], split.row) + size_t(split.head * group + n) * size_t(kv.dim));
+  for (int head = split.head * group; head < (split.head + 1) * group; head++) {
+    const int n = head % group;
+    Partial state = plan.partial(split, split.span, n);
+    for (int s = split.span + 1; s < split.span + split.spans; s++) program_->kernels_.merge(state, plan.partial(split, s, n), kv.padded);
+    finish(i, kv, state, head, row(i.out[0], split.row) + size_t(head) * size_t(kv.dim));
   }
 }
 

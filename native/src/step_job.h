@@ -1,9 +1,11 @@
 // One step of a program, as a job of the pool: each instruction is a stage, its rows or columns are the tiles.
 #pragma once
 
+#include <atomic>
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "attention_plan.h"
@@ -21,6 +23,8 @@ class StepJob : public Job {
   const std::map<std::string, int>& widths() const { return widths_; }
   // Of each draw, its tokens: those of drafts as long as the drafts are right, and one more.
   const std::vector<std::vector<DrawResult>>& drawn() const { return drawn_; }
+  // Seconds of each stage, its tiles together, in the order of the instructions and then the sampling; empty if not clocked.
+  std::vector<double> times() const;
 
  private:
   const BufferShape& shape(int buffer) const { return program_->shapes_[size_t(buffer)]; }
@@ -28,11 +32,14 @@ class StepJob : public Job {
   float* row(int buffer, int r) const;
   int rows(int buffer) const;
   int queries(const Instruction& i) const;
+  AttentionPlan& plan(const Instruction& i) { return attention_.at({i.whole[0], i.whole[2]}); }
 
+  void run_tile(int stage, int tile, int worker);
   void begin();
   int32_t known_by_now(int32_t id, size_t sequence) const;
   int tiles(const Instruction& i);
   int rows_of(const Instruction& i) const;
+  int rows_per_tile(const Instruction& i, int rows) const;
   // One row of a row-wise instruction.
   void run_row(const Instruction& i, int r, int worker);
   void norm(const Instruction& i, int r, int worker);
@@ -41,10 +48,12 @@ class StepJob : public Job {
   void store(int group, int layer, int r, const float* k, const float* v);
   // One tile of the others.
   void linear(const Instruction& i, int tile);
+  void experts(const Instruction& i, int tile);
+  void combine(const Instruction& i, int r);
   void attend(const Instruction& i, int tile, int worker);
   void merge(const Instruction& i, int tile);
-  // A head's output, out of the merged partials.
-  void finish(const KVPages& kv, const Partial& state, float* out) const;
+  // A query head's output, out of the merged partials.
+  void finish(const Instruction& i, const KVPages& kv, const Partial& state, int head, float* out) const;
   void output(const Instruction& i);
   void draw_rows(int tile);
 
@@ -53,12 +62,13 @@ class StepJob : public Job {
   std::shared_ptr<Slots> slots_;
   Step step_;
   int threads_;
-  std::vector<AttentionPlan> attention_;     // per KV group
-  std::vector<std::vector<float>> scratch_;  // per worker
+  std::map<std::pair<int, int>, AttentionPlan> attention_;  // by KV group and window
+  std::vector<Aligned> scratch_;             // per worker
   std::map<std::string, std::vector<float>> outputs_;
   std::map<std::string, int> widths_;
   std::vector<std::vector<DrawResult>> drawn_;
   std::vector<int> first_;  // of each draw, its first sampled row
+  std::vector<std::atomic<int64_t>> nanoseconds_;  // by stage, if the step is clocked
 };
 
 }  // namespace pagoda

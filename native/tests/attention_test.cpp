@@ -90,13 +90,27 @@ struct Sequence {
 struct Asked {
   std::vector<float> q;  // [count, dim]
   std::vector<int> last;
-  int head;
+  int head, window = 0;
+  Scoring scoring{0.3f, 0};
+  const float* sink = nullptr;
 
   Asked(Random& random, const Sequence& s, int count) : q(random.numbers(size_t(count) * size_t(s.dim))), head(random.below(s.heads)) {
     for (int i = 0; i < count; i++) last.push_back(i && random.below(2) ? last.back() : random.below(s.length));
     std::sort(last.begin(), last.end());
   }
+  int first(size_t n) const { return first_seen(last[n], window); }
 };
+
+constexpr float kSinks[] = {-2.0f, 0.5f, 9.0f};
+
+// One of the forms that scores take: windows, soft caps and sinks, or none of them.
+void form(Random& random, Asked& asked) {
+  constexpr int windows[] = {0, 0, 1, 7, 16, 40, 200, 256, 300};
+  constexpr float caps[] = {0, 0, 0.5f, 20};
+  asked.window = windows[random.below(9)];
+  asked.scoring.cap = caps[random.below(4)];
+  asked.sink = random.below(2) ? kSinks + random.below(3) : nullptr;
+}
 
 // All spans of queries [from, from + count) together: attend each, merge in order, finish.
 void answer(const Kernels& kernels, const Cache& cache, const Asked& asked, int from, int count, float* out) {
@@ -104,26 +118,37 @@ void answer(const Kernels& kernels, const Cache& cache, const Asked& asked, int 
   const size_t padded = size_t(kv.padded);
   std::vector<float> held(size_t(count) * padded * 2, NAN), queries(size_t(count * kv.query_floats()), NAN);
   std::vector<Partial> state(static_cast<size_t>(count)), part(static_cast<size_t>(count));
+  std::vector<bool> begun(static_cast<size_t>(count));
   for (size_t n = 0; n < size_t(count); n++) state[n].out = held.data() + n * padded, part[n].out = held.data() + (size_t(count) + n) * padded;
   for (int span = 0; span <= asked.last[size_t(from + count - 1)] / kSpan; span++) {
     Queries qs{};
-    size_t skip = 0;
-    while (asked.last[size_t(from) + skip] < span * kSpan) skip++;
-    for (size_t n = skip; n < size_t(count); n++, qs.count++) {
+    std::vector<size_t> seeing;
+    for (size_t n = 0; n < size_t(count); n++)
+      if (asked.last[size_t(from) + n] >= span * kSpan && asked.first(size_t(from) + n) < (span + 1) * kSpan) seeing.push_back(n);
+    if (seeing.empty()) continue;
+    std::vector<Partial> into;
+    for (const size_t n : seeing) {
       qs.q[qs.count] = asked.q.data() + (size_t(from) + n) * size_t(kv.dim);
       if (kv.integers()) {
         float* turned = queries.data() + n * size_t(kv.query_floats());
         kernels.query(kv, qs.q[qs.count], turned);
         qs.q[qs.count] = turned;
       }
-      qs.last[qs.count] = asked.last[size_t(from) + n];
+      qs.last[qs.count] = asked.last[size_t(from) + n], qs.first[qs.count++] = asked.first(size_t(from) + n);
+      into.push_back(begun[n] ? part[n] : state[n]);
     }
     std::vector<float> scratch(kv.attend_floats(qs.count), NAN);
-    kernels.attend(kv, cache.table(), qs, asked.head, span, 0.3f, (span ? part : state).data() + skip, scratch.data());
-    for (size_t n = skip; span && n < size_t(count); n++) kernels.merge(state[n], part[n], kv.padded);
+    kernels.attend(kv, cache.table(), qs, asked.head, span, asked.scoring, into.data(), scratch.data());
+    for (size_t i = 0; i < seeing.size(); i++) {
+      const size_t n = seeing[i];
+      if (begun[n])
+        kernels.merge(state[n], into[i], kv.padded);
+      else
+        state[n] = into[i], begun[n] = true;
+    }
   }
   for (size_t n = 0; n < size_t(count); n++) {
-    kernels.finish(state[n], kv.dim, out + n * size_t(kv.dim));
+    kernels.finish(state[n], asked.sink, kv.dim, out + n * size_t(kv.dim));
     if (kv.integers()) kernels.turn_back(out + n * size_t(kv.dim), kv.dim);
   }
 }
@@ -140,16 +165,18 @@ std::vector<float> answers(const Kernels& kernels, const Cache& cache, const Ask
 // Softmax-weighted sums by definition, over keys and values as they are stored.
 std::vector<double> by_definition(const Sequence& s, const Asked& asked, size_t n, const Cache& cache) {
   std::vector<double> scores, sum(size_t(s.dim), 0.0);
-  for (int p = 0; p <= asked.last[n]; p++) {
+  const int first = asked.first(n);
+  for (int p = first; p <= asked.last[n]; p++) {
     double dot = 0;
     const auto k = cache.stored(p, asked.head, true);
     for (int i = 0; i < s.dim; i++) dot += double(asked.q[n * size_t(s.dim) + size_t(i)]) * k[size_t(i)];
-    scores.push_back(dot * double(0.3f));
+    const double score = dot * double(asked.scoring.scale), cap = double(asked.scoring.cap);
+    scores.push_back(cap > 0 ? cap * std::tanh(score / cap) : score);
   }
   const double top = *std::max_element(scores.begin(), scores.end());
-  double weights = 0;
-  for (int p = 0; p <= asked.last[n]; p++) {
-    const double w = std::exp(scores[size_t(p)] - top);
+  double weights = asked.sink ? std::exp(double(*asked.sink) - top) : 0;
+  for (int p = first; p <= asked.last[n]; p++) {
+    const double w = std::exp(scores[size_t(p - first)] - top);
     weights += w;
     const auto v = cache.stored(p, asked.head, false);
     for (int i = 0; i < s.dim; i++) sum[size_t(i)] += w * v[size_t(i)];
@@ -167,10 +194,11 @@ std::string about(const Kernels& k, int dim, int slots) {
 TEST("attention", bits_are_those_of_one_query_in_scalar) {
   Random random(31);
   for (const KVFormat format : kKVFormats)
-    for (const int dim : {1, 8, 16, 24, 40, 64, 80, 128}) {
+    for (const int dim : {1, 8, 16, 24, 40, 64, 64, 80, 128}) {
       const int lengths[] = {1, 15, 17, 63, 256, 257, 530};
       const Sequence s(random, random.between(1, 3), dim, lengths[random.below(7)]);
-      const Asked asked(random, s, random.between(1, 15));
+      Asked asked(random, s, random.between(1, 15));
+      form(random, asked);
       Cache oracle(random, format, s.heads, dim, 16, s.length);
       s.fill(oracle, scalar_kernels());
       const auto expected = answers(scalar_kernels(), oracle, asked, 1);
@@ -194,7 +222,8 @@ TEST("attention", about_what_the_definition_says) {
     for (const int dim : {3, 16, 64})
       for (const int length : {1, 20, 300, 600}) {
         const Sequence s(random, 2, dim, length);
-        const Asked asked(random, s, 5);
+        Asked asked(random, s, 5);
+        form(random, asked);
         Cache cache(random, format, 2, dim, 32, length);
         s.fill(cache, scalar_kernels());
         const auto got = answers(scalar_kernels(), cache, asked, 5);

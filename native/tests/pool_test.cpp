@@ -89,6 +89,34 @@ TEST("pool", a_stage_sees_what_the_one_before_wrote) {
   }
 }
 
+TEST("pool", stages_of_one_tile_are_run_by_who_finished_the_one_before) {
+  for (const int threads : {1, 3}) {
+    Pool pool(threads);
+    for (int round = 0; round < 30; round++) {
+      const std::vector<int> counts = {1, 1, 40, 1, 0, 1, 1, 40, 1};
+      std::vector<int> by(counts.size(), -1);  // of the stages of one tile: the worker
+      auto job = std::make_shared<Work>(counts, [&](int stage, int, int worker) {
+        if (counts[size_t(stage)] == 1) by[size_t(stage)] = worker;
+      });
+      pool.submit(job);
+      job->wait();
+      CHECK(by[0] == by[1] && by[0] >= 0 && by[3] == by[5] && by[5] == by[6] && by[3] >= 0 && by[8] >= 0);
+    }
+  }
+}
+
+TEST("pool", a_stage_of_one_tile_may_throw) {
+  Pool pool(2);
+  std::atomic<int> later{0};
+  auto job = std::make_shared<Work>(std::vector<int>{5, 1, 1, 5}, [&](int stage, int, int) {
+    if (stage == 1) throw std::runtime_error("tile");
+    if (stage > 1) later++;
+  });
+  pool.submit(job);
+  CHECK_THROWS(job->wait(), std::runtime_error);
+  CHECK(job->over() && later == 0);
+}
+
 TEST("pool", what_a_tile_throws_comes_out_of_wait) {
   for (const int threads : {1, 3}) {
     Pool pool(threads);

@@ -55,45 +55,45 @@ struct Model {
   }
   static std::vector<Instruction> plain() {
     return {{Op::Embed, {}, {X}, {kEmbedding}, {}, {}, ""},
-            {Op::Norm, {X, -1}, {-1, H, -1}, {0}, {}, {kEps}, ""},
+            {Op::Norm, {X, -1}, {-1, H, -1}, {0}, {1}, {kEps}, ""},
             {Op::Quantize, {H}, {HQ}, {}, {}, {}, ""},
             {Op::Linear, {HQ}, {Q, K, V}, {kQuery, kKey, kValue}, {}, {}, ""},
             {Op::Rope, {Q, K}, {Q2, K2}, {0}, {kDim}, {}, ""},
             {Op::Store, {K2, V}, {}, {}, {0, 0}, {}, ""},
-            {Op::Attend, {Q2}, {A}, {}, {0, 0}, {kScale}, ""},
-            {Op::Merge, {A}, {A}, {}, {0, 0}, {}, ""},
+            {Op::Attend, {Q2}, {A}, {}, {0, 0, 0}, {kScale, 0}, ""},
+            {Op::Merge, {A}, {A}, {}, {0, 0, 0}, {kScale, 0}, ""},
             {Op::Quantize, {A}, {AQ}, {}, {}, {}, ""},
             {Op::Linear, {AQ}, {O}, {kOut}, {}, {}, ""},
             {Op::Add, {X, O}, {Y}, {}, {}, {}, ""},
-            {Op::Norm, {Y, -1}, {-1, N, -1}, {1}, {}, {kEps}, ""},
+            {Op::Norm, {Y, -1}, {-1, N, -1}, {1}, {1}, {kEps}, ""},
             {Op::Quantize, {N}, {NQ}, {}, {}, {}, ""},
             {Op::Linear, {NQ}, {G, U}, {kGate, kUp}, {}, {}, ""},
-            {Op::Act, {G, U}, {F, -1}, {}, {}, {}, ""},
+            {Op::Act, {G, U}, {F, -1}, {}, {0}, {}, ""},
             {Op::Quantize, {F}, {FQ}, {}, {}, {}, ""},
             {Op::Linear, {FQ}, {D}, {kDown}, {}, {}, ""},
             {Op::Add, {Y, D}, {Z}, {}, {}, {}, ""},
             {Op::Pick, {Z}, {P}, {}, {}, {}, ""},
-            {Op::Norm, {P, -1}, {-1, PN, -1}, {2}, {}, {kEps}, ""},
+            {Op::Norm, {P, -1}, {-1, PN, -1}, {2}, {1}, {kEps}, ""},
             {Op::Quantize, {PN}, {PQ}, {}, {}, {}, ""},
             {Op::Linear, {PQ}, {L}, {kHead}, {}, {}, ""},
             {Op::Output, {L}, {}, {}, {}, {}, "logits"}};
   }
   static std::vector<Instruction> fused() {
     return {{Op::Embed, {}, {X}, {kEmbedding}, {}, {}, ""},
-            {Op::Norm, {X, -1}, {-1, -1, HQ}, {0}, {}, {kEps}, ""},
+            {Op::Norm, {X, -1}, {-1, -1, HQ}, {0}, {1}, {kEps}, ""},
             {Op::Linear, {HQ}, {Q, K, V}, {kQuery, kKey, kValue}, {}, {}, ""},
             {Op::RopeStore, {Q, K, V}, {Q2}, {0}, {kDim, 0, 0}, {}, ""},
-            {Op::Attend, {Q2}, {A}, {}, {0, 0}, {kScale}, ""},
-            {Op::Merge, {A}, {A}, {}, {0, 0}, {}, ""},
+            {Op::Attend, {Q2}, {A}, {}, {0, 0, 0}, {kScale, 0}, ""},
+            {Op::Merge, {A}, {A}, {}, {0, 0, 0}, {kScale, 0}, ""},
             {Op::Quantize, {A}, {AQ}, {}, {}, {}, ""},
             {Op::Linear, {AQ}, {O}, {kOut}, {}, {}, ""},
-            {Op::Norm, {X, O}, {Y, -1, NQ}, {1}, {}, {kEps}, ""},
+            {Op::Norm, {X, O}, {Y, -1, NQ}, {1}, {1}, {kEps}, ""},
             {Op::Linear, {NQ}, {G, U}, {kGate, kUp}, {}, {}, ""},
-            {Op::Act, {G, U}, {-1, FQ}, {}, {}, {}, ""},
+            {Op::Act, {G, U}, {-1, FQ}, {}, {0}, {}, ""},
             {Op::Linear, {FQ}, {D}, {kDown}, {}, {}, ""},
             {Op::Add, {Y, D}, {Z}, {}, {}, {}, ""},
             {Op::Pick, {Z}, {P}, {}, {}, {}, ""},
-            {Op::Norm, {P, -1}, {-1, PN, PQ}, {2}, {}, {kEps}, ""},
+            {Op::Norm, {P, -1}, {-1, PN, PQ}, {2}, {1}, {kEps}, ""},
             {Op::Linear, {PQ}, {L}, {kHead}, {}, {}, ""},
             {Op::Output, {L}, {}, {}, {}, {}, "logits"}};
   }
@@ -131,7 +131,7 @@ class Plainly {
     const auto y = sum(x, product(kOut, attended(q)));
     const auto n = normed(y, 1), gate = product(kGate, n), up = product(kUp, n);
     std::vector<float> f(kHidden);
-    k_.silu_mul(gate.data(), up.data(), kHidden, f.data());
+    k_.act(Act::Silu, gate.data(), up.data(), kHidden, f.data());
     position_++;
     return product(kHead, normed(sum(y, product(kDown, f)), 2));
   }
@@ -160,13 +160,13 @@ class Plainly {
     std::vector<float> y(q.size()), held(2 * padded), turned(size_t(kv.query_floats())), scratch(kv.attend_floats(1));
     for (int head = 0; head < kHeads; head++) {
       Partial state{0, 0, held.data()}, part{0, 0, held.data() + padded};
-      Queries qs{1, {q.data() + head * kDim}, {position_}};
+      Queries qs{1, {q.data() + head * kDim}, {position_}, {}};
       if (kv.integers()) k_.query(kv, qs.q[0], turned.data()), qs.q[0] = turned.data();
       for (int span = 0; span <= position_ / kSpan; span++) {
-        k_.attend(kv, table_.data(), qs, head * kKVHeads / kHeads, span, kScale, span ? &part : &state, scratch.data());
+        k_.attend(kv, table_.data(), qs, head * kKVHeads / kHeads, span, {kScale, 0}, span ? &part : &state, scratch.data());
         if (span) k_.merge(state, part, kv.padded);
       }
-      k_.finish(state, kDim, y.data() + head * kDim);
+      k_.finish(state, nullptr, kDim, y.data() + head * kDim);
       if (kv.integers()) k_.turn_back(y.data() + head * kDim, kDim);
     }
     return y;

@@ -75,20 +75,66 @@ TEST("rows", norm_on_every_instruction_set) {
   }
 }
 
-TEST("rows", silu_mul_on_every_instruction_set) {
+TEST("rows", act_on_every_instruction_set) {
   Random random(22);
   for (const int n : widths()) {
     auto gate = random.awkwards(size_t(n));
     const auto up = random.awkwards(size_t(n));
     for (auto& g : gate) g *= random.below(3) ? 1.0f : 30.0f;  // about where e^x leaves the range of f32
-    const auto run = [&](const Kernels& k) {
-      return made(n, [&](float* y) { k.silu_mul(gate.data(), up.data(), n, y); });
-    };
-    const auto expected = run(scalar_kernels());
-    for (const auto* k : vector_kernels()) CHECK_CASE(same(run(*k), expected), about(k->name, n));
-    for (int i = 0; i < n; i++) {
-      const double g = gate[size_t(i)], exact = g / (1 + std::exp(-g)) * up[size_t(i)];
-      if (std::fabs(g) < 80 && std::fabs(exact) < 1e30) CHECK(near(expected[size_t(i)], exact, 1e-6));
+    for (const Act kind : {Act::Silu, Act::GeluTanh, Act::SwigluClamped}) {
+      const auto run = [&](const Kernels& k) {
+        return made(n, [&](float* y) { k.act(kind, gate.data(), up.data(), n, y); });
+      };
+      const auto expected = run(scalar_kernels());
+      for (const auto* k : vector_kernels()) CHECK_CASE(same(run(*k), expected), about(k->name, n));
+      for (int i = 0; i < n && kind != Act::SwigluClamped; i++) {
+        const double g = gate[size_t(i)], z = kind == Act::Silu ? g : std::sqrt(8 / M_PI) * (g + 0.044715 * g * g * g);
+        const double exact = g / (1 + std::exp(-z)) * up[size_t(i)];
+        if (std::fabs(z) < 80 && std::fabs(exact) < 1e30) CHECK(near(expected[size_t(i)], exact, 1e-5));
+      }
+    }
+  }
+}
+
+TEST("rows", routes_on_every_instruction_set) {
+  Random random(27);
+  for (const int n : widths())
+    for (const bool all : {false, true}) {
+      auto scores = random.numbers(size_t(n));
+      for (auto& s : scores) s = std::round(3 * s);  // many equals
+      const int k = random.between(1, std::min(n, 8));
+      const auto run = [&](const Kernels& kernels) {
+        return made(2 * k, [&](float* out) { kernels.route(scores.data(), n, k, all, out); });
+      };
+      const auto expected = run(scalar_kernels());
+      for (const auto* kernels : vector_kernels()) CHECK_CASE(same(run(*kernels), expected), about(kernels->name, n));
+      double sum = 0, exact = 0;
+      for (int j = 0; j < k; j++) sum += expected[size_t(k + j)];
+      for (int j = 1; j < k; j++) {
+        const float before = scores[size_t(expected[size_t(j - 1)])], now = scores[size_t(expected[size_t(j)])];
+        CHECK(before > now || (before == now && expected[size_t(j - 1)] < expected[size_t(j)]));
+      }
+      for (const float s : scores) exact += std::exp(double(s) - scores[size_t(expected[0])]);
+      CHECK(all ? near(expected[size_t(k)], 1 / exact, 1e-5) : near(sum, 1, 1e-5));
+    }
+}
+
+TEST("rows", scale_and_soft_cap_on_every_instruction_set) {
+  Random random(26);
+  for (const int n : widths()) {
+    auto x = random.awkwards(size_t(n));
+    for (auto& v : x) v *= random.below(3) ? 1.0f : 1000.0f;
+    for (const float factor : {0.5f, 30.0f, 1e-3f}) {
+      const auto scaled = [&](const Kernels& k) { return made(n, [&](float* y) { k.scale(x.data(), factor, n, y); }); };
+      const auto capped = [&](const Kernels& k) { return made(n, [&](float* y) { k.soft_cap(x.data(), factor, n, y); }); };
+      for (const auto* k : vector_kernels()) {
+        CHECK_CASE(same(scaled(*k), scaled(scalar_kernels())), about(k->name, n));
+        CHECK_CASE(same(capped(*k), capped(scalar_kernels())), about(k->name, n));
+      }
+      const auto expected = capped(scalar_kernels());
+      for (int i = 0; i < n; i++)
+        if (std::isfinite(x[size_t(i)]))
+          CHECK(std::fabs(double(expected[size_t(i)]) - factor * std::tanh(double(x[size_t(i)]) / factor)) <= 3e-7 * double(factor));
     }
   }
 }

@@ -26,7 +26,7 @@ struct Broken {
 
 const Broken kBroken[] = {
     {"norm", [](Kernels& k) { k.norm = [](const float* x, const float* w, float e, int n, float* y) { right().norm(x, w, e, n, y), flip(y[n - 1]); }; }},
-    {"silu_mul", [](Kernels& k) { k.silu_mul = [](const float* g, const float* u, int n, float* y) { right().silu_mul(g, u, n, y), flip(y[n / 2]); }; }},
+    {"act", [](Kernels& k) { k.act = [](Act kind, const float* g, const float* u, int n, float* y) { right().act(kind, g, u, n, y), flip(y[n / 2]); }; }},
     {"add", [](Kernels& k) { k.add = [](const float* x, const float* y, int n, float* z) { right().add(x, y, n, z), flip(z[0]); }; }},
     {"sampling", [](Kernels& k) { k.argmax = [](const float* x, int n) { return right().argmax(x, n) ^ 1; }; }},
     {"quantize to 8 bits",

@@ -20,6 +20,8 @@ class Usage:
     completion_tokens: int = 0
     cached_tokens: int = 0
     """Prompt tokens whose KV was found in the cache."""
+    accepted_drafts: int = 0
+    rejected_drafts: int = 0
 
     @property
     def total_tokens(self) -> int:
@@ -31,6 +33,8 @@ class Usage:
             self.prompt_tokens + other.prompt_tokens,
             self.completion_tokens + other.completion_tokens,
             self.cached_tokens + other.cached_tokens,
+            self.accepted_drafts + other.accepted_drafts,
+            self.rejected_drafts + other.rejected_drafts,
         )
 
 
@@ -49,6 +53,9 @@ class Choice:
     timings: Timings | None
     cache: CacheExplanation | None = None
     """What the cache had of the prompt."""
+    accepted_drafts: int = 0
+    """Drafts that were right: tokens that took no step of their own."""
+    rejected_drafts: int = 0
 
     @property
     def tpot(self) -> float | None:
@@ -93,6 +100,8 @@ class Completion:
             len(self.prompt),
             sum(choice.completion_tokens for choice in self.choices),
             min((choice.cached_tokens for choice in self.choices), default=0),
+            sum(choice.accepted_drafts for choice in self.choices),
+            sum(choice.rejected_drafts for choice in self.choices),
         )
 
 
@@ -158,6 +167,8 @@ def _choice(index: int, parts: _Parts) -> Choice:
         cached_tokens=last.cached_tokens,
         timings=last.timings,
         cache=last.cache,
+        accepted_drafts=last.accepted_drafts,
+        rejected_drafts=last.rejected_drafts,
     )
 
 

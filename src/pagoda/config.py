@@ -4,11 +4,24 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 
 from pagoda.errors import InvalidConfig
 
 KV_FORMATS = ("f32", "f16", "int8", "int4")
+MAX_CHUNK = 512
+"""Most tokens of a step whose number is chosen anew each time: more make no step more efficient."""
 ACTIVATIONS = ("int16", "int8", "f32")
+QUANTIZE = ("q8_0", "q4_k", "q4_1", "q4_0")
+"""What dense weights can become as they are loaded."""
+
+
+def _loopback(host: str) -> bool:
+    """Whether an address is reached from this machine only."""
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _positive(name: str, value: int | float | None) -> None:
@@ -34,6 +47,12 @@ class ModelConfig:
     """
     max_model_len: int | None = None
     """Longest sequence in tokens; None is the model's own training length."""
+    quantize: str | None = None
+    """What matrices in f32, f16 or bf16 become as they are loaded: q8_0, q4_k, q4_1 or q4_0; None leaves them.
+
+    The embedding and the vocabulary projection become q8_0, and so do rows that are no whole blocks of 256 in q4_k;
+    rows that are no whole blocks of 32 stay.
+    """
 
     def __post_init__(self) -> None:
         """Check every range."""
@@ -41,6 +60,8 @@ class ModelConfig:
             raise InvalidConfig(f"activations must be one of {ACTIVATIONS}, got {self.activations!r}")
         if self.kv_format not in KV_FORMATS:
             raise InvalidConfig(f"kv_format must be one of {KV_FORMATS}, got {self.kv_format!r}")
+        if self.quantize is not None and self.quantize not in QUANTIZE:
+            raise InvalidConfig(f"quantize must be one of {QUANTIZE} or None, got {self.quantize!r}")
         _positive("max_model_len", self.max_model_len)
 
 
@@ -57,11 +78,21 @@ class MachineConfig:
 
     None stays within 1 GiB, or one full sequence if that is more, so that a start does not take all of a machine.
     """
+    kv_dir: str | None = None
+    """Directory in which pinned, hot and evicted prefixes are kept, over restarts too; None keeps them in memory only.
+
+    It holds what users wrote, as tokens: its mode is 0700, and it belongs to one process at a time.
+    """
+    kv_dir_budget: int | None = None
+    """Most bytes in `kv_dir`; None is 4 GiB, or half of what is free there if that is less."""
 
     def __post_init__(self) -> None:
         """Check every range."""
         _positive("threads", self.threads)
         _positive("kv_memory", self.kv_memory)
+        _positive("kv_dir_budget", self.kv_dir_budget)
+        if self.kv_dir_budget is not None and self.kv_dir is None:
+            raise InvalidConfig("kv_dir_budget needs kv_dir: say where")
         if self.page_size < 1 or self.page_size & (self.page_size - 1):
             raise InvalidConfig(f"page_size must be a power of two, got {self.page_size}")
 
@@ -72,12 +103,21 @@ class SchedulerConfig:
 
     max_num_seqs: int = 64
     """Most sequences in one step."""
-    chunk: int = 512
-    """Most tokens computed in one step."""
+    chunk: int | None = None
+    """Most tokens computed in one step. None chooses anew for each, up to 512, so that latency targets are kept."""
     steps_in_flight: int = 2
     """Plans handed to the runner before the oldest is finished; 1 plans only after each result."""
     max_queued: int = 4096
     """Most requests waiting or running; one more is refused."""
+    max_queued_tokens: int = 2**22
+    """Most prompt tokens of requests waiting or running; a request beyond them is refused."""
+    ttft_target_ms: float | None = None
+    """TTFT to keep for requests that name none, in milliseconds; what cannot keep it is refused. None has no target."""
+    tpot_target_ms: float | None = None
+    """TPOT to keep for requests that name none, in milliseconds.
+
+    None keeps steps that compute prompts within twice the time of those that do not, or 50 ms; 160 ms if many wait.
+    """
     stall_s: float = 30.0
     """Seconds without progress after which the engine is declared dead."""
     speculate: str = "auto"
@@ -96,7 +136,10 @@ class SchedulerConfig:
 
     def __post_init__(self) -> None:
         """Check every range."""
-        for name in ("max_num_seqs", "chunk", "steps_in_flight", "max_queued", "stall_s"):
+        for name in (
+            "max_num_seqs", "chunk", "steps_in_flight", "max_queued", "stall_s", "max_queued_tokens", "ttft_target_ms",
+            "tpot_target_ms",
+        ):  # fmt: skip
             _positive(name, getattr(self, name))
         if not re.fullmatch(r"auto|ngram|off|self:[1-9]\d{0,3}|draft:.+", self.speculate):
             raise InvalidConfig(
@@ -107,6 +150,11 @@ class SchedulerConfig:
                 f"warm names {self.warm}, and without prefix_cache nothing can be kept: drop one of them"
             )
 
+    @property
+    def rows(self) -> int:
+        """Most tokens of any step."""
+        return MAX_CHUNK if self.chunk is None else self.chunk
+
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
@@ -115,6 +163,11 @@ class EngineConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     machine: MachineConfig = field(default_factory=MachineConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+
+    def __post_init__(self) -> None:
+        """Check what one part asks of another."""
+        if self.machine.kv_dir is not None and not self.scheduler.prefix_cache:
+            raise InvalidConfig("kv_dir keeps prefixes, and prefix_cache is off: leave out one of them")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +184,14 @@ class ServerConfig:
     """Cap on the output of any one choice, whatever the request says."""
     max_body_bytes: int = 8 * 1024 * 1024
     """Longest request body read."""
+    api_keys: str | None = None
+    """The file of API keys (`pagoda keys new`); None needs no key."""
+    insecure: bool = False
+    """Serve without keys on an address that other machines reach."""
+    drain_timeout: float = 10.0
+    """Seconds that answers under way may go on after the first SIGINT or SIGTERM."""
+    metrics_compat: str | None = None
+    """`vllm` adds vLLM's names to `/metrics`; None has Pagoda's alone."""
     tenant_pin_tokens: int = 4096
     """Most tokens that one tenant may have pinned for itself; an administrator's pins are bounded by the pages only."""
 
@@ -140,4 +201,13 @@ class ServerConfig:
             raise InvalidConfig(f"port must be 0 to 65535, got {self.port}")
         _positive("max_output_tokens", self.max_output_tokens)
         _positive("max_body_bytes", self.max_body_bytes)
+        if self.drain_timeout < 0:
+            raise InvalidConfig(f"drain_timeout must be at least 0, got {self.drain_timeout:g}")
+        if self.metrics_compat not in (None, "vllm"):
+            raise InvalidConfig(f"metrics_compat must be vllm, got {self.metrics_compat!r}")
+        if self.api_keys is None and not self.insecure and not _loopback(self.host):
+            raise InvalidConfig(
+                f"anyone who reaches {self.host} could use this server: give it keys (`pagoda keys new NAME`, then "
+                "--api-keys FILE), or say --insecure"
+            )
         _positive("tenant_pin_tokens", self.tenant_pin_tokens)

@@ -13,6 +13,7 @@
     │   └── DownloadError          absent and not to be had
     ├── MemoryLimit                the machine is too small          503
     ├── Overloaded                 too many requests under way       503
+    │   └── TargetMissed           its TTFT target cannot be kept    429
     └── EngineDied                 the engine stopped                503
 
 A message says what happened, the value found, and the way out.
@@ -75,6 +76,23 @@ class MemoryLimit(PagodaError):
 
 class Overloaded(PagodaError):
     """Too many requests are under way to take one more: try again later."""
+
+
+class TargetMissed(Overloaded):
+    """The request's TTFT target cannot be kept: it is refused at once, rather than served late.
+
+    Args:
+        predicted_ms: the TTFT it would have.
+        target_ms: the TTFT it asked for.
+        requests, tokens: that wait before it, in all.
+    """
+
+    def __init__(
+        self, message: str, predicted_ms: float = 0.0, target_ms: float = 0.0, requests: int = 0, tokens: int = 0
+    ) -> None:
+        super().__init__(message)
+        self.predicted_ms, self.target_ms = predicted_ms, target_ms
+        self.requests, self.tokens = requests, tokens
 
 
 class EngineDied(PagodaError):

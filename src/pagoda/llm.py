@@ -8,8 +8,9 @@ with LLM("smollm2") as llm:
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import AsyncGenerator, Generator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, aclosing, closing
 from dataclasses import dataclass, fields
@@ -19,18 +20,27 @@ from types import TracebackType
 from typing import Any, Protocol, Self, TypedDict, Unpack
 
 from pagoda.backends.machine import free_memory
-from pagoda.catalog import BUILTINS, Progress, open_model
+from pagoda.cache import Disk, KVCache
+from pagoda.cache.kv_dir import KVDir
+from pagoda.cache.page_file import Seal
+from pagoda.cache.shelf import Shelf
+from pagoda.catalog import BUILTINS, AnyModel, Progress, open_model
 from pagoda.completion import Completion, Gather, gather, raise_failure
-from pagoda.config import EngineConfig, MachineConfig, ModelConfig, SchedulerConfig
+from pagoda.config import MAX_CHUNK, EngineConfig, MachineConfig, ModelConfig, SchedulerConfig
 from pagoda.engine import Engine, Runner, iterate, stream, validate
 from pagoda.errors import InvalidConfig, InvalidRequest
 from pagoda.explain import PrefixExplanation, explain_prefix
 from pagoda.obs.observer import NoObserver, Observer
 from pagoda.openings import Warming, read_openings
 from pagoda.runner.load import load_runner
+from pagoda.runner.runner import Runner as LoadedRunner
 from pagoda.runner.sizing import Sizing, size
 from pagoda.text.tokenizer import Tokenizer
 from pagoda.types import GenerateRequest, SamplingParams, TokenEvent
+
+KV_DIR_AUTO = 4 * 2**30
+"""Bytes of `kv_dir_budget` if none is given and the disk has twice as many."""
+_log = logging.getLogger(__name__)
 
 Prompt = str | Sequence[int]
 """A text to be continued, or token ids as they stand."""
@@ -44,13 +54,19 @@ class EngineOptions(TypedDict, total=False):
     activations: str
     kv_format: str
     max_model_len: int | None
+    quantize: str | None
     threads: int | None
     page_size: int
     kv_memory: int | None
+    kv_dir: str | None
+    kv_dir_budget: int | None
     max_num_seqs: int
-    chunk: int
+    chunk: int | None
     steps_in_flight: int
     max_queued: int
+    max_queued_tokens: int
+    ttft_target_ms: float | None
+    tpot_target_ms: float | None
     stall_s: float
     prefix_cache: bool
     warm: str | None
@@ -97,6 +113,11 @@ class Opened:
         self.runner.close()
 
 
+def _api_name(model: str) -> str:
+    """A built-in's name, a file's without `.gguf`, a directory's as it stands."""
+    return model if model in BUILTINS else Path(model).name.removesuffix(".gguf")
+
+
 _NOBODY = NoObserver()
 
 
@@ -107,19 +128,49 @@ def open_engine(config: EngineConfig, observer: Observer = _NOBODY, progress: Pr
         UnknownModel, ModelError, MemoryLimit: the model cannot be loaded here.
     """
     name = config.model.model
-    with ExitStack() as files:
-        model_file = files.enter_context(open_model(name, progress=progress))
+    with ExitStack() as undo, ExitStack() as files:
+        directory = KVDir(config.machine.kv_dir) if config.machine.kv_dir is not None else None
+        if directory is not None:
+            undo.callback(directory.close)
+        model_file = open_model(name, progress=progress, quantize=config.model.quantize)
+        files.callback(model_file.close)
         kind, _, drafter_name = config.scheduler.speculate.partition(":")
-        drafter = files.enter_context(open_model(drafter_name, progress=progress)) if kind == "draft" else None
+        drafter: AnyModel | None = None
+        if kind == "draft":
+            drafter = open_model(drafter_name, progress=progress)
+            files.callback(drafter.close)
         sizing = size(model_file, config, free_memory(), drafter)
         # Both at once: packing needs the cores but not the GIL, the tokenizer the GIL.
         with ThreadPoolExecutor(1) as beside:
             tokenizing = beside.submit(Tokenizer.from_metadata, model_file.metadata)
             runner = load_runner(model_file, config, sizing, drafter)
             tokenizer = tokenizing.result()
-    engine = Engine(runner, tokenizer, config.scheduler, observer)
+        open_disk = disk_of(runner, directory, config.machine.kv_dir_budget) if directory is not None else None
+        engine = Engine(runner, tokenizer, config.scheduler, observer, open_disk=open_disk)
+        undo.pop_all()
     engine.start()
-    return Opened(engine, tokenizer, name if name in BUILTINS else Path(name).stem, runner, sizing)
+    for pinned in engine.pin_again():
+        if error := pinned.exception():
+            _log.warning("a prefix is not pinned again: %s", error)
+    return Opened(engine, tokenizer, _api_name(name), runner, sizing)
+
+
+def disk_of(
+    runner: LoadedRunner, directory: KVDir, budget: int | None
+) -> Callable[[KVCache, Callable[[], None]], Disk]:
+    """What makes the tier of an engine's cache, in a directory, and gives the runner its shelf."""
+    has = runner.capacity
+    identity = f"{has.fingerprint}, {has.layout}, {has.unit_bytes} bytes for {has.page_size} tokens"
+    shelf = Shelf(directory, Seal(directory.key, identity), has.unit_bytes)
+
+    def open_disk(cache: KVCache, wake: Callable[[], None]) -> Disk:
+        shelf.wake = wake
+        disk = Disk(cache, shelf, budget or min(KV_DIR_AUTO, directory.free() // 2))
+        runner.shelf = shelf
+        shelf.start()
+        return disk
+
+    return open_disk
 
 
 class Stream(Iterator[TokenEvent]):
@@ -156,7 +207,7 @@ class LLM:
     """A loaded model. Usable from several threads at once; close it, or use it as a context manager.
 
     Args:
-        model: A built-in name, or the path of a .gguf file.
+        model: A built-in name, or the path of a .gguf file or of a Hugging Face directory.
         progress: Is told how far the download is, if there is one.
         options: See `EngineOptions`; each field is described in `pagoda.config`.
 
@@ -168,6 +219,7 @@ class LLM:
         self, model: str = "smollm2", *, progress: Progress | None = None, **options: Unpack[EngineOptions]
     ) -> None:
         began = time.monotonic()
+        options.setdefault("chunk", MAX_CHUNK)  # a program's prompts: what counts is how soon all are done
         self.config = engine_config(model, **options)
         warm = self.config.scheduler.warm
         openings = read_openings(warm) if warm is not None else []

@@ -30,6 +30,9 @@ class SequenceStart:
     """With `seed` resolved."""
     choice: int
     """Which of the request's `n` choices: part of the noise's key."""
+    candidates: int = -1
+    """At least so many likeliest tokens come with each sample, whatever the parameters ask for; 0: just its own
+    log-probability; -1: what they ask for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,15 @@ class PageCopy:
     source: int
     target: int
     slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class PageMove:
+    """One page of each KV group, saved to the tier or loaded from it. Its bytes go past the engine, by ticket."""
+
+    ticket: int
+    """Unique for the engine's lifetime."""
+    pages: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +82,10 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """What one step will do. Order: copies, then the pass over all chunks, then sampling, then ends."""
+    """What one step will do. Order: saves, loads, copies, then the pass over all chunks, then sampling, then ends.
+
+    A plan that saves or loads may have no chunks.
+    """
 
     number: int
     """Counts up by one."""
@@ -80,6 +95,10 @@ class StepPlan:
     copies: tuple[PageCopy, ...] = ()
     ends: tuple[int, ...] = ()
     """Sequences that the runner may forget: they are in no later plan."""
+    saves: tuple[PageMove, ...] = ()
+    """Whole pages, as all earlier plans leave them."""
+    loads: tuple[PageMove, ...] = ()
+    """No page twice."""
 
     @property
     def rows(self) -> int:
@@ -131,3 +150,5 @@ class Capacity:
     """Of the weights, formats and arithmetic: outputs are a function of it and of the request."""
     unit_bytes: int = 0
     """Bytes of one page of every KV group; 0 if a runner's pages are only numbers."""
+    layout: str = ""
+    """What a page's bytes mean besides the fingerprint: pages are moved within one layout only."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Literal
 
 from pagoda.errors import InvalidRequest, PagodaError
 
@@ -15,6 +16,10 @@ MAX_CHOICES = 128
 MAX_STOPS = 16
 MAX_LOGPROBS = 20
 MAX_SEED = 2**64 - 1
+MAX_PRIORITY = 10
+MIN_REPETITIONS = 3
+EarlyStopping = bool | Literal["never"]
+"""When beam search is over: see `SamplingParams.early_stopping`."""
 
 
 class FinishReason(StrEnum):
@@ -22,7 +27,9 @@ class FinishReason(StrEnum):
 
     STOP = "stop"  # the model's end-of-turn token, a stop token or a stop string
     LENGTH = "length"  # max_tokens, the server's cap, or the end of the context
+    REPETITION = "repetition"  # the output went round in a loop, and `repetition_stop` was set
     CANCELLED = "cancelled"  # the client went away or asked for it
+    SHUTDOWN = "shutdown"  # the server stopped, and the time it gives to answers under way was over
     ERROR = "error"  # the engine failed; the event carries the error
 
 
@@ -30,6 +37,12 @@ def _check(name: str, value: float, low: float, high: float) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
         top = "" if math.isinf(high) else f" and at most {high:g}"
         raise InvalidRequest(f"{name} must be at least {low:g}{top}, got {value!r}", name)
+
+
+_SHAPING = (
+    "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "repetition_stop"
+)  # fmt: skip
+"""Fields that beam search leaves alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +81,18 @@ class SamplingParams:
     """Logits of tokens in prompt or output are divided by this if positive, else multiplied. Over 0, to 10."""
     logprobs: int | None = None
     """None: no log-probabilities. 0: the chosen token's. k: the chosen token's and the k likeliest tokens'."""
+    repetition_stop: int = 0
+    """End when the output's last tokens are one run so many times in a row; 0 never does. From 3."""
+    best_of: int | None = None
+    """Choices to sample, of which the `n` of greatest mean log-probability are the answer; None is `n`."""
+    beams: int | None = None
+    """Width of beam search, whose `n` best lines are the answer; None samples. Beams draw nothing: temperature may be 1
+    or 0, and what else shapes the sampling stays at its default."""
+    length_penalty: float = 1.0
+    """A finished line's score is the sum of its log-probabilities divided by its length to this power. -10 to 10."""
+    early_stopping: EarlyStopping = False
+    """True: the search is over as soon as `beams` lines are finished. False: once the best that goes on is, as it
+    stands, no better than the worst of them. "never": once it could not become better in the length that is left."""
 
     def __post_init__(self) -> None:
         """Check every range."""
@@ -90,8 +115,73 @@ class SamplingParams:
             raise InvalidRequest("repetition_penalty must be over 0, got 0", "repetition_penalty")
         if self.logprobs is not None:
             _check("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        _check("repetition_stop", self.repetition_stop, 0, inf)
+        if 0 < self.repetition_stop < MIN_REPETITIONS:
+            raise InvalidRequest(
+                f"repetition_stop must be 0 or at least {MIN_REPETITIONS}, got {self.repetition_stop}",
+                "repetition_stop",
+            )
         if len(self.stop) > MAX_STOPS or not all(self.stop):
             raise InvalidRequest(f"stop takes at most {MAX_STOPS} strings, none of them empty", "stop")
+        if self.best_of is not None:
+            _check("best_of", self.best_of, self.n, MAX_CHOICES)
+        _check("length_penalty", self.length_penalty, -10, 10)
+        if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
+            raise InvalidRequest(
+                f'early_stopping is true, false or "never", got {self.early_stopping!r}', "early_stopping"
+            )
+        if self.beams is not None:
+            self._check_beams(self.beams)
+
+    @property
+    def sequences(self) -> int:
+        """How many sequences a request has: its choices, all it chooses from, or its beams."""
+        return self.beams or self.best_of or self.n
+
+    @property
+    def held_back(self) -> bool:
+        """Whether the answer is known only when all sequences have ended."""
+        return self.beams is not None or self.sequences > self.n
+
+    def _check_beams(self, beams: int) -> None:
+        """Whether a width is possible, and nothing is asked for that beam search does not do."""
+        _check("beams", beams, self.n, MAX_CHOICES)
+        if self.best_of is not None:
+            raise InvalidRequest(
+                "best_of does not combine with beams: give the width as beams, and leave it out", "best_of"
+            )
+        if self.temperature not in (0, 1):
+            raise InvalidRequest(
+                f"beam search draws nothing, so temperature does not apply: leave it out, got {self.temperature:g}",
+                "temperature",
+            )
+        for name in _SHAPING:
+            default, given = SamplingParams.__dataclass_fields__[name].default, getattr(self, name)
+            if given != default:
+                raise InvalidRequest(f"{name} does not apply to beam search: leave it out, got {given!r}", name)
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """The latency that a request, or an operator, asks for.
+
+    Raises:
+        InvalidRequest: a target that is not a positive number of milliseconds.
+    """
+
+    ttft_ms: float | None = None
+    """From arrival to the first token; None is no target."""
+    tpot_ms: float | None = None
+    """Mean time per output token after the first; None is no target."""
+    serve_late: bool = False
+    """Whether to be served all the same if `ttft_ms` cannot be kept; otherwise the request is refused at once."""
+
+    def __post_init__(self) -> None:
+        """Check every range."""
+        for name in ("ttft_ms", "tpot_ms"):
+            value = getattr(self, name)
+            if value is not None and not (not isinstance(value, bool) and 0 < value < math.inf):
+                raise InvalidRequest(f"slo.{name} must be a positive number of milliseconds, got {value!r}", "slo")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +198,10 @@ class GenerateRequest:
     """When the client's request came in, in seconds of `time.monotonic()`: TTFT counts from here."""
     tenant: str = ""
     """Whose request it is: prefixes are shared within a tenant."""
+    slo: Slo = Slo()
+    """Its latency targets; the engine's own stand in for those that are None."""
+    priority: int = 0
+    """-10 to 10: the higher, the earlier among its tenant's requests, by a second each."""
     speculate: bool = True
     """Whether drafts may be verified for it. Changes no output."""
 
@@ -134,6 +228,8 @@ class Timings:
     """Until it ended."""
     preemptions: int = 0
     """How often it lost its pages and was recomputed."""
+    predicted: float | None = None
+    """The TTFT predicted when it was taken on."""
 
 
 class CacheCause(StrEnum):
@@ -179,6 +275,45 @@ class PinInfo:
     """Admissions that found it whole, of the tenants that it serves."""
 
 
+class DiskFault(StrEnum):
+    """Why a file of the tier could not be used, or not be written. None of them changes an answer."""
+
+    DAMAGED = "damaged"  # its checksum does not fit: changed since it was written
+    TRUNCATED = "truncated"  # shorter than it says
+    FOREIGN = "foreign"  # of other weights, formats, kernels or page size, or of another program
+    WRONG_KEY = "wrong_key"  # written under another key
+    MISSING = "missing"  # gone since the start
+    READ_ERROR = "read_error"
+    SLOW = "slow"  # not read in time: computed instead
+    DISK_FULL = "disk_full"  # nothing is written for a while
+    WRITE_ERROR = "write_error"
+
+
+@dataclass(frozen=True, slots=True)
+class DiskReport:
+    """What is kept on disk. A unit is one page of each KV group; counts are since the start."""
+
+    units: int
+    """That can be restored."""
+    bytes: int
+    """Of all files, in whole blocks of the file system; never over `budget`."""
+    budget: int
+    saved: int
+    """Units written."""
+    restored: int
+    """Units read back and put in place."""
+    dropped: int
+    """Units not written: the disk was too slow or full, or the budget was all pins."""
+    faults: tuple[tuple[DiskFault, int], ...]
+    """Files that could not be used or written, by cause."""
+    writing: bool
+    """False: the disk is full or refuses, and is tried again later."""
+    restore_s: float | None
+    """Measured seconds to restore a token: read, verify, copy. None: not measured yet."""
+    compute_s: float | None
+    """Measured seconds to compute a token of a prompt."""
+
+
 @dataclass(frozen=True, slots=True)
 class CacheReport:
     """What every KV page is used for."""
@@ -200,6 +335,8 @@ class CacheReport:
     """One letter for each page of each KV group: `.` free, `c` cached, `u` used by one sequence, `s` shared by several
     (or used and cached), `p` pinned.
     """
+    disk: DiskReport | None = None
+    """None without `kv_dir`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,21 @@ from .verbs import normal, rope_table
 
 WIDTH, HEADS, GROUPS, DIM, LAYERS = 64, 4, 2, 16, 3
 KEYS, EPS = GROUPS * DIM, 1e-3
-VERBS = ("norm", "norm", "add", "act", "linear", "linear", "several", "attend", "input", "output", "residual")
+VERBS = (
+    "norm",
+    "norm",
+    "add",
+    "act",
+    "linear",
+    "linear",
+    "several",
+    "attend",
+    "input",
+    "output",
+    "residual",
+    "scale",
+    "soft_cap",
+)
 FORMATS = ("q4_0", "q4_1", "q8_0", "f16", "bf16", "f32")
 
 
@@ -43,7 +57,11 @@ class Writer:
             case "add":
                 self.values.append(ops.add(x, y))
             case "act":
-                self.values.append(ops.act(self.norm(x, a), self.norm(y, b), "silu"))
+                self.values.append(ops.act(self.norm(x, a), self.norm(y, b), ("silu", "gelu_tanh")[a % 2]))
+            case "scale":
+                self.values.append(ops.scale(x, 1 + a % 3))
+            case "soft_cap":
+                self.values.append(ops.soft_cap(self.norm(x, a), 5.0))
             case "linear":
                 self.values.append(ops.linear(x, self.square[a % 4]))
             case "several":
@@ -66,7 +84,10 @@ class Writer:
         k = self.ops.linear(y, self.narrow[a % 2])
         v = k if b % 3 == 0 else self.ops.linear(x, self.narrow[b % 2])
         q, turned = self.ops.rope(self.norm(x, 0), k, DIM, self.table)
-        self.values.append(self.ops.attend(q, turned, v, KVLayer(0, self.layer, GROUPS, DIM, DIM**-0.5)))
+        window, cap = (None, 3, 15)[a % 3], (None, 2.0)[b % 2]
+        sinks = self.vectors[2] if a % 2 else None
+        kv = KVLayer(0, self.layer, GROUPS, DIM, DIM**-0.5, window, cap, sinks)
+        self.values.append(self.ops.attend(q, turned, v, kv))
         if b % 4 == 1:
             self.output(turned)
         self.layer += 1
@@ -78,7 +99,7 @@ def program(seed: int, length: int = 24) -> Case:
     recipe = [(str(rng.choice(VERBS)), rng.integers(0, 2**30, 4).tolist()) for _ in range(length)]
     square = [random_tensor(rng, str(rng.choice(FORMATS)), (WIDTH, WIDTH), WIDTH**-0.5) for _ in range(4)]
     narrow = [random_tensor(rng, str(rng.choice(FORMATS)), (KEYS, WIDTH), WIDTH**-0.5) for _ in range(2)]
-    vectors = [random_tensor(rng, "f32", (WIDTH,)) for _ in range(2)]
+    vectors = [random_tensor(rng, "f32", (size,)) for size in (WIDTH, WIDTH, HEADS)]
     table = rope_table(64, DIM, adjacent=bool(rng.integers(2)))
 
     def build(ops: Any, weights: list[Any]) -> None:

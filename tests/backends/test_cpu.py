@@ -13,7 +13,7 @@ import pytest
 
 from pagoda.backends import _native
 from pagoda.backends.cpu import WEIGHT_FORMATS, CpuBackend, isas
-from pagoda.backends.ops import KVGroup, StoredTensor
+from pagoda.backends.ops import KVGroup, Ops, StoredTensor
 from pagoda.backends.reference import ReferenceBackend
 from pagoda.errors import InvalidConfig, UnsupportedModel
 
@@ -40,6 +40,28 @@ def test_letting_go_never_hangs() -> None:
     """In a process of its own, as a hang may hold the GIL: a worker drops a step's objects while the pool ends."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, "-c", LET_GO], check=True, timeout=100, env=environment)
+
+
+def test_a_clocked_program_says_how_long_each_stage_took() -> None:
+    def build(ops: Ops) -> None:
+        x = ops.input("R.x", 64)
+        ops.output("R.y", ops.add(ops.add(x, x), x))
+
+    step = plain_step(500, inputs={"R.x": np.ones((500, 64), np.float32)})
+    for threads in (1, 3):
+        backend = CpuBackend(threads=threads)
+        program, kv = backend.program(build), backend.kv_store((), (), 16, "f32")
+        pending = program.submit(kv, step)
+        pending.wait()
+        assert pending.times() == []
+        program.clocked = True
+        pending = program.submit(kv, step)
+        seconds = pending.wait().seconds
+        names, times = zip(*pending.times(), strict=True)
+        assert names == ("input", "add", "add", "output", "draw")
+        assert all(t > 0 for t in times[:3])
+        assert times[3:] == (0, 0), "nothing was handed out, nothing drawn"
+        assert sum(times) <= threads * seconds
 
 
 def test_the_isa_is_the_argument_or_the_environment_or_the_best(monkeypatch: pytest.MonkeyPatch) -> None:

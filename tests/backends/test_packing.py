@@ -51,7 +51,7 @@ def test_a_file_cut_short_while_it_is_packed(tmp_path: Path) -> None:
     """The tensor is named, as it is when it is read by itself; what lies before the cut is no worse for it."""
     with ModelFile(tiny_model(tmp_path)) as file:
         backend = CpuBackend(threads=2)
-        tensors = {tensor.name: tensor for tensor in file.unread(file.tensors)}
+        tensors = {tensor.name: tensor for batch in file.batches(file.tensors) for tensor in batch}
         os.truncate(file.path, file.tensors["blk.1.ffn_up.weight"].offset + 3)
         assert backend.weight(tensors["token_embd.weight"]).shape == tensors["token_embd.weight"].shape
         for some in (tensors.values(), [tensors["output_norm.weight"]]):

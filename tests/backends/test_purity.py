@@ -16,13 +16,16 @@ from pagoda.backends import BACKENDS
 from pagoda.backends.ops import Ints, Step
 from pagoda.config import ACTIVATIONS, KV_FORMATS
 
-from .cases import Case, by_sequence, in_chunks, make_step, open_store, row_by_row, run, run_parts
+from .cases import UNREAD, Case, by_sequence, in_chunks, make_step, open_store, row_by_row, run, run_parts
 from .compare import Results, assert_close, assert_same
 from .opening import cpu_variants, opened
 from .tiny import tiny_mixed, tiny_prompts
 from .verbs import CASES, attention
 
-MODELS = [tiny_prompts(), tiny_mixed(), tiny_prompts(4, "f32", 3), tiny_mixed(16, "int8"), tiny_mixed(4, "int4")]
+MODELS = [
+    *(tiny_prompts(), tiny_mixed(), tiny_prompts(4, "f32", 3), tiny_mixed(16, "int8"), tiny_mixed(4, "int4")),
+    *(tiny_mixed(4, "f16", window=10), tiny_mixed(16, "int8", window=250)),
+]
 ALL = [
     *(("int16", case) for verb, cases in CASES.items() if verb != "linear" for case in cases),
     *((activations, case) for case in [*CASES["linear"], *MODELS] for activations in ACTIVATIONS),
@@ -84,6 +87,28 @@ def test_page_size_changes_nothing(name: str, kv_format: str) -> None:
         want = run(opened(name), make(16))
         for page_size in (1, 4, 32, 512):
             _same(name, make(page_size), run(opened(name), make(page_size)), want, f"page size {page_size}")
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("page_size", [1, 4, 16, 64])
+def test_pages_before_the_window_are_not_needed(name: str, page_size: int) -> None:
+    """Given away: their entries in the table name no page, and what they held is not a number."""
+    for kv_format in KV_FORMATS:
+        case = attention(32, 1, 2, [[(0, 300)], [(300, 303)]], page_size, kv_format, window=30)
+        want = run(opened(name), case)
+        kv = open_store(opened(name), case)
+        run(opened(name), replace(case, steps=case.steps[:1]), kv)
+        step, gone = case.steps[1], (300 - 30 + 1) // page_size
+        table = step.tables[0].copy()
+        poison = make_step(
+            [(0, gone * page_size)],
+            (table[:, :gone],),
+            inputs={key: np.full((gone * page_size, x.shape[1]), np.nan, np.float32) for key, x in step.inputs.items()},
+        )
+        run(opened(name), replace(case, steps=(poison,)), kv)
+        table[:, :gone] = UNREAD
+        got = run(opened(name), replace(case, steps=(replace(step, tables=(table,)),)), kv)
+        _same(name, case, got, want[1:], f"{kv_format}, page size {page_size}")
 
 
 @pytest.mark.parametrize("name", BACKENDS)

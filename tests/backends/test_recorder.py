@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from pagoda.backends.ops import KVLayer
+from pagoda.backends.ops import Experts, KVLayer
 from pagoda.backends.recorder import Op, Recorder
 
 from .formats import random_tensor
@@ -34,13 +35,22 @@ def packed() -> list[Any]:
         (r"f16\[6, 64\] is \(6, 64\), its input 63 wide", lambda o, w: o.linear(o.input("x", 63), w[:2][::-1])),
         (r"f32\[64\] is \(64,\), its input 64 wide", lambda o, w: o.linear(o.input("x", 64), w[2])),
         (r"f32\[64\] is \(64,\), its input 32 wide", lambda o, w: o.norm(o.input("x", 32), w[2], 1e-5)),
-        ("silu, got 'gelu'", lambda o, _: o.act(o.input("x", 8), o.input("x", 8), "gelu")),
+        (r"its input 64 wide in 2 heads", lambda o, w: o.norm(o.input("x", 64), w[2], 1e-5, 2)),
+        (r"f32\[64\] is \(64,\), what it is added to 5 wide", lambda o, w: o.linear(o.input("x", 64), w[0], "", w[2])),
+        ("silu, gelu_tanh, swiglu_clamped, got 'gelu'", lambda o, _: o.act(o.input("x", 8), o.input("x", 8), "gelu")),
+        ("2 of 1 experts of 64 cannot be chosen by 1 scores", lambda o, w: mixture(o, w, 2)),
+        ("0 of 1 experts of 64 cannot", lambda o, w: mixture(o, w, 0)),
+        (r"experts must be alike: f16\[6, 64\]", lambda o, w: mixture(o, [w[0], w[1]], 1)),
         ("shapes must be equal", lambda o, _: o.act(o.input("x", 8), o.input("y", 9), "silu")),
         ("shapes must be equal", lambda o, _: o.add(o.input("x", 8), o.input("y", 9))),
         ("shapes must be equal", lambda o, _: o.add(o.input("x", 8), o.pick(o.input("y", 8)))),
         ("cannot take keys 16 and values 32 wide", lambda o, _: attend(o, 32, 16, 32)),
         ("cannot take keys 32 and values 16 wide", lambda o, _: attend(o, 32, 32, 16)),
         ("cannot take queries 48 wide", lambda o, _: attend(o, 48, 32, 32)),
+        (r"f32\[64\] is \(64,\), there are 4 query heads", lambda o, w: attend(o, 64, 32, 32, sinks=w[2])),
+        ("a window is at least 1 key, got 0", lambda o, _: attend(o, 32, 32, 32, window=0)),
+        ("positive and finite, got -2", lambda o, _: attend(o, 32, 32, 32, soft_cap=-2.0)),
+        ("positive and finite, got inf", lambda o, _: attend(o, 32, 32, 32, soft_cap=float("inf"))),
     ],
 )
 def test_mistakes_are_named(match: str, build: Callable[[Any, list[Any]], Any]) -> None:
@@ -48,8 +58,14 @@ def test_mistakes_are_named(match: str, build: Callable[[Any, list[Any]], Any]) 
         build(Recorder("int16"), packed())
 
 
-def attend(ops: Any, q: int, k: int, v: int) -> None:
-    ops.attend(ops.input("q", q), ops.input("k", k), ops.input("v", v), LAYER)
+def mixture(ops: Any, weights: list[Any], chosen: int) -> None:
+    count = 1 if len(weights) > 2 else 2
+    experts = Experts(weights[:count], weights[:count], weights[:count])
+    ops.moe(ops.input("x", 64), ops.input("scores", count), experts, chosen, "silu", "all")
+
+
+def attend(ops: Any, q: int, k: int, v: int, **form: Any) -> None:
+    ops.attend(ops.input("q", q), ops.input("k", k), ops.input("v", v), replace(LAYER, **form))
 
 
 @pytest.mark.parametrize(("activations", "bytes_each"), [("int16", 2), ("int8", 1)])

@@ -12,7 +12,8 @@ import pytest
 
 from pagoda.backends import open_backend
 from pagoda.backends.ops import Floats, KVGroup, KVLayer, Ops, RopeTable, Step
-from pagoda.backends.reference import check_step, quantise_rows
+from pagoda.backends.reference import quantise_rows
+from pagoda.backends.reference_step import check_step
 from pagoda.backends.reference_store import ReferenceKVStore
 from pagoda.errors import InvalidConfig, MemoryLimit
 from pagoda.quant import by_name
@@ -234,7 +235,11 @@ def test_refuses_what_a_model_gets_wrong() -> None:
     refuse("token ids run from 0 to 4", lambda ops: ops.embed(matrix), plain_step(1, ids=np.array([-1], np.int32)))
     refuse(r"is \(5, 7\), its input \(2, 6\)", lambda ops: ops.linear(ops.input("x", 6), matrix), step)
     refuse(r"is \(7,\), its input \(2, 6\)", lambda ops: ops.norm(ops.input("x", 6), vector, 1e-5), step)
-    refuse("silu, got 'gelu'", lambda ops: ops.act(ops.input("x", 6), ops.input("x", 6), "gelu"), step)
+    refuse(
+        "silu, gelu_tanh, swiglu_clamped, got 'gelu'",
+        lambda ops: ops.act(ops.input("x", 6), ops.input("x", 6), "gelu"),
+        step,
+    )
     refuse("inputs .*'x'.*'y'", lambda ops: ops.input("y", 6), step)
     refuse("must be .*float32", lambda ops: ops.input("x", 7), step)
     refuse("must be .*float32", lambda ops: ops.input("x", 6, "S"), step)

@@ -25,8 +25,10 @@ def tiny(
     page_size: int = 16,
     kv_format: str = "f16",
     seed: int = 0,
+    window: int | None = None,
 ) -> Case:
-    """The model over one step for each of `spans`, a list of (start, end) per sequence."""
+    """The model over one step for each of `spans`, a list of (start, end) per sequence. With a window, every other
+    layer has it, and a soft cap."""
     rng = np.random.default_rng(seed)
     q, kv = HEADS * HEAD_DIM, GROUPS * HEAD_DIM
     shapes = [(q, WIDTH), (kv, WIDTH), (kv, WIDTH), (WIDTH, q), (HIDDEN, WIDTH), (HIDDEN, WIDTH), (WIDTH, HIDDEN)]
@@ -44,7 +46,8 @@ def tiny(
             first, second, wq, wk, wv, wo, wgate, wup, wdown = w[2 + layer * per_layer :][:per_layer]
             q, k, v = ops.linear(ops.norm(x, first, 1e-5), (wq, wk, wv), f"layers.{layer}.qkv")
             q, k = ops.rope(q, k, HEAD_DIM, table)
-            y = ops.attend(q, k, v, KVLayer(0, layer, GROUPS, HEAD_DIM, HEAD_DIM**-0.5))
+            own = (window, 5.0) if window and layer % 2 else (None, None)
+            y = ops.attend(q, k, v, KVLayer(0, layer, GROUPS, HEAD_DIM, HEAD_DIM**-0.5, *own))
             x = ops.add(x, ops.linear(y, wo, f"layers.{layer}.o"))
             gate, up = ops.linear(ops.norm(x, second, 1e-5), (wgate, wup))
             x = ops.add(x, ops.linear(ops.act(gate, up, "silu"), wdown))
@@ -55,7 +58,7 @@ def tiny(
     # Drawn last, so that nothing else depends on the page size.
     pages = make_table(rng, [max(step[s][1] for step in spans) for s in range(len(spans[0]))], page_size)
     return Case(
-        f"tiny-p{page_size}-{kv_format}-{len(spans)}-{seed}",
+        f"tiny-p{page_size}-{kv_format}-{len(spans)}-{seed}{f'-w{window}' if window else ''}",
         build,
         tuple(make_step(s, (pages,), w, i) for s, w, i in zip(spans, sampled, ids, strict=True)),
         tuple(tensors),
@@ -71,7 +74,7 @@ def tiny_prompts(page_size: int = 16, kv_format: str = "f16", seed: int = 0) -> 
     return tiny([[(0, 17), (0, 1), (0, 33), (0, 19)]], [[0, 16, 17, 50, 69]], page_size, kv_format, seed)
 
 
-def tiny_mixed(page_size: int = 16, kv_format: str = "f16", seed: int = 1) -> Case:
+def tiny_mixed(page_size: int = 16, kv_format: str = "f16", seed: int = 1, window: int | None = None) -> Case:
     """Three steps: prompts, then the rest of one beside single tokens, then single tokens."""
     return tiny(
         [[(0, 8), (0, 255), (0, 15)], [(8, 24), (255, 256), (15, 16)], [(24, 25), (256, 257), (16, 17)]],
@@ -79,4 +82,5 @@ def tiny_mixed(page_size: int = 16, kv_format: str = "f16", seed: int = 1) -> Ca
         page_size,
         kv_format,
         seed,
+        window,
     )

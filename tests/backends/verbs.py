@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from pagoda.backends.ops import Floats, KVGroup, KVLayer, RopeTable
+from pagoda.backends.ops import Experts, Floats, KVGroup, KVLayer, RopeTable
 from pagoda.config import KV_FORMATS
 
 from .cases import Case, make_step, make_table, plain_step
@@ -134,6 +135,27 @@ def linear_cases() -> Iterator[Case]:
     yield _product(70, 576, [("q4_1", 768), ("q4_1", 192)], 7)
 
 
+def bias_cases() -> Iterator[Case]:
+    """`linear` with biases: of one weight, and of several that do not read the same form of x."""
+    for rows, k, weights in (
+        (1, 64, [("q4_1", 33)]),
+        (5, 96, [("f16", 17)]),
+        (9, 64, [("q8_0", 48), ("f32", 5), ("q4_0", 200)]),
+        (40, 576, [("q4_1", 576), ("q4_1", 192), ("q4_1", 192)]),
+    ):
+        case = _product(rows, k, weights, rows)
+        rng = np.random.default_rng(rows)
+        biases = tuple(random_tensor(rng, "f32", (n,), 3) for _, n in weights)
+
+        def build(ops: Any, w: list[Any], k: int = k, count: int = len(weights)) -> None:
+            x = ops.input("R.x", k)
+            several = ops.linear(x, w[:count], "", w[count:]) if count > 1 else [ops.linear(x, w[0], "", w[1])]
+            for i, y in enumerate(several):
+                ops.output(f"R.{i}", y)
+
+        yield replace(case, name=case.name + "-bias", build=build, tensors=(*case.tensors, *biases))
+
+
 def norm_cases() -> Iterator[Case]:
     for i, width in enumerate(WIDTHS):
         for rows in (1, 5, 33):
@@ -151,6 +173,19 @@ def norm_cases() -> Iterator[Case]:
                 (random_tensor(rng, "f32", (width,)),),
                 elementwise=True,
             )
+    for heads, dim in ((2, 1), (3, 17), (5, 64), (1, 33)):
+        rng = np.random.default_rng(heads)
+
+        def per_head(ops: Any, w: list[Any], heads: int = heads, dim: int = dim) -> None:
+            ops.output("R.y", ops.norm(ops.input("R.x", heads * dim), w[0], 1e-5, heads))
+
+        yield Case(
+            f"norm-{heads}heads-of-{dim}",
+            per_head,
+            (plain_step(7, inputs={"R.x": uneven(rng, 7, heads * dim)}),),
+            (random_tensor(rng, "f32", (dim,)),),
+            elementwise=True,
+        )
 
 
 def rope_table(positions: int, dims: int, adjacent: bool, theta: float = 1e4) -> RopeTable:
@@ -187,6 +222,9 @@ def attention(
     kv_format: str = "f32",
     sharp: float = 1.0,
     seed: int = 0,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    sinks: bool = False,
 ) -> Case:
     """`attend` over one step for each of `spans`, a list of (start, end) per sequence; the data depends on neither
     page size nor format. `sharp` scales the scores."""
@@ -197,17 +235,19 @@ def attention(
         rows = sum(b - a for a, b in step)
         inputs.append({name: normal(rng, rows, width) for name, width in widths.items()})
     table = make_table(rng, [max(step[s][1] for step in spans) for s in range(len(spans[0]))], page_size)
-    kv = KVLayer(0, 1, groups, head_dim, sharp * head_dim**-0.5)
 
     def build(ops: Any, w: list[Any]) -> None:
+        kv = KVLayer(0, 1, groups, head_dim, sharp * head_dim**-0.5, window, soft_cap, w[0] if w else None)
         q, k, v = (ops.input(name, width) for name, width in widths.items())
         ops.output("R.y", ops.attend(q, k, v, kv))
 
     ends = "/".join(",".join(f"{a}-{b}" for a, b in step) for step in spans)
+    form = "".join(f"-{name}{x}" for name, x in (("w", window), ("cap", soft_cap), ("sinks", sinks)) if x)
     return Case(
-        f"attend-{head_dim}x{groups}x{per_group}-p{page_size}-{kv_format}-x{sharp:g}-{ends}",
+        f"attend-{head_dim}x{groups}x{per_group}-p{page_size}-{kv_format}-x{sharp:g}{form}-{ends}",
         build,
         tuple(make_step(s, (table,), inputs=x) for s, x in zip(spans, inputs, strict=True)),
+        (random_tensor(rng, "f32", (groups * per_group,), 3.0),) if sinks else (),
         groups=(KVGroup(2, groups, head_dim),),
         pages=int((table != 2**31 - 1).sum()) + 1,
         page_size=page_size,
@@ -233,8 +273,22 @@ def attend_cases() -> Iterator[Case]:
         for j, spans in enumerate(SPANS):
             yield attention(*shape, spans, sizes[(i + i // 4 + j) % 4], kv_format, seed=i)
     yield attention(64, 3, 3, [[(0, 70)]], sharp=20)
+    yield from windowed_cases()
     for kv_format in KV_FORMATS[1:]:
         yield attention(64, 3, 3, [[(0, 530), (0, 2)], [(530, 531), (2, 3)]], 16, kv_format)
+
+
+def windowed_cases() -> Iterator[Case]:
+    """Windows of one key, shorter and longer than a page and a span; soft caps and sinks, with windows and without."""
+    long = [[(0, 300), (0, 5)], [(300, 301), (5, 9)], [(301, 304), (9, 10)]]
+    for i, kv_format in enumerate(KV_FORMATS):
+        for j, window in enumerate((1, 3, 20, 256, 280)):
+            cap, sinks = (None, 4.0, 30.0)[(i + j) % 3], (i + j) % 2 == 0
+            yield attention(64, 2, 3, long, (4, 16, 64)[(i + j) % 3], kv_format, 3, j, window, cap, sinks)
+        yield attention(80, 1, 2, SPANS[-1], 16, kv_format, 5, soft_cap=20.0)
+        yield attention(32, 2, 2, SPANS[-1], 4, kv_format, sinks=True)
+    yield attention(32, 1, 2, [[(0, 800)], [(800, 801)]], window=600, sinks=True)
+    yield attention(32, 1, 2, [[(0, 600)], [(600, 601)]], window=90, soft_cap=50.0)
 
 
 def act_cases() -> Iterator[Case]:
@@ -252,6 +306,20 @@ def act_cases() -> Iterator[Case]:
             step = plain_step(rows, inputs={"R.gate": gate, "R.up": np.clip(up, -1, 1)})
             yield Case(f"act-{rows}x{width}", build, (step,), elementwise=True)
 
+            def gelu(ops: Any, w: list[Any], width: int = width) -> None:
+                ops.output("R.y", ops.act(ops.input("R.gate", width), ops.input("R.up", width), "gelu_tanh"))
+
+            def clamped(ops: Any, w: list[Any], width: int = width) -> None:
+                ops.output("R.y", ops.act(ops.input("R.gate", width), ops.input("R.up", width), "swiglu_clamped"))
+
+            step = plain_step(rows, inputs={"R.gate": gate, "R.up": uneven(rng, rows, width)})
+            yield Case(f"clamped-{rows}x{width}", clamped, (step,), tolerance=2e-5)
+
+            # Cubes of larger numbers leave the range of f32.
+            step = plain_step(rows, inputs={"R.gate": np.clip(gate, -1e9, 1e9), "R.up": np.clip(up, -1, 1)})
+            # As far as a negative number's e^z is small, an error of z is one of the quotient.
+            yield Case(f"gelu-{rows}x{width}", gelu, (step,), tolerance=2e-5, elementwise=True)
+
 
 def add_cases() -> Iterator[Case]:
     for width in WIDTHS:
@@ -264,6 +332,67 @@ def add_cases() -> Iterator[Case]:
 
             step = plain_step(rows, inputs={"R.x": uneven(rng, rows, width), "R.y": uneven(rng, rows, width)})
             yield Case(f"add-{rows}x{width}", build, (step,), tolerance=0)
+
+
+def moe_cases() -> Iterator[Case]:
+    """Scores with ties; experts that get no row, one, or all of them; every way a weight reads its input."""
+    shapes = (
+        (1, 64, 32, 4, 2, "q4_1"),
+        (7, 96, 64, 5, 1, "q8_0"),
+        (33, 64, 96, 3, 3, "q4_0"),
+        (9, 50, 37, 6, 4, "f16"),
+    )
+    for rows, width, hidden, count, chosen, name in shapes:
+        for kind, routing, biased in (("silu", "chosen", False), ("swiglu_clamped", "all", True)):
+            rng = np.random.default_rng(rows)
+            scores = np.round(normal(rng, rows, count, 2))
+            scores[:, 0] += 3  # one that most rows want
+            shapes_of = [(hidden, width)] * (2 * count) + [(width, hidden)] * count
+            tensors = [random_tensor(rng, name, shape, 0.3) for shape in shapes_of]
+            biases = [random_tensor(rng, "f32", (count, n), 1) for n in (hidden, hidden, width)]
+
+            def build(
+                ops: Any, w: list[Any], e: int = count, c: int = chosen, k: Any = kind, r: Any = routing,
+                b: bool = biased, d: int = width,
+            ) -> None:  # fmt: skip
+                experts = Experts(w[:e], w[e : 2 * e], w[2 * e : 3 * e], (w[-3], w[-2], w[-1]) if b else None)
+                ops.output("R.y", ops.moe(ops.input("R.x", d), ops.input("R.scores", e), experts, c, k, r))
+
+            step = plain_step(rows, inputs={"R.x": normal(rng, rows, width), "R.scores": scores})
+            # A number on the border of two integers may be read as either, as through a whole model.
+            yield Case(
+                f"moe-{rows}x{width}-{chosen}of{count}-{name}-{kind}",
+                build,
+                (step,),
+                (*tensors, *biases),
+                tolerance=2e-3,
+            )
+
+
+def scale_cases() -> Iterator[Case]:
+    for width in WIDTHS:
+        rng = np.random.default_rng(width)
+
+        def build(ops: Any, w: list[Any], width: int = width) -> None:
+            ops.output("R.y", ops.scale(ops.input("R.x", width), 640**0.5))
+
+        step = plain_step(5, inputs={"R.x": uneven(rng, 5, width)})
+        yield Case(f"scale-{width}", build, (step,), tolerance=0)
+
+
+def soft_cap_cases() -> Iterator[Case]:
+    for width in WIDTHS:
+        rng = np.random.default_rng(width)
+        x = normal(rng, 9, width, 40)
+        x[0] = np.resize(
+            np.array([0, -0.0, 1e-30, 30, -30, 1e4, -1e4, 3e38, -3e38, np.inf, -np.inf], np.float32), width
+        )
+
+        def build(ops: Any, w: list[Any], width: int = width) -> None:
+            ops.output("R.y", ops.add(ops.soft_cap(ops.input("R.x", width), 30.0), ops.input("R.hundred", width)))
+
+        hundred = np.full((9, width), 100, np.float32)
+        yield Case(f"soft_cap-{width}", build, (plain_step(9, inputs={"R.x": x, "R.hundred": hundred}),))
 
 
 def pick_cases() -> Iterator[Case]:
@@ -310,12 +439,15 @@ def output_cases() -> Iterator[Case]:
 
 CASES = {
     "embed": [*embed_cases()],
-    "linear": [*linear_cases()],
+    "linear": [*linear_cases(), *bias_cases()],
     "norm": [*norm_cases()],
     "rope": [*rope_cases()],
     "attend": [*attend_cases()],
     "act": [*act_cases()],
+    "moe": [*moe_cases()],
     "add": [*add_cases()],
+    "scale": [*scale_cases()],
+    "soft_cap": [*soft_cap_cases()],
     "pick": [*pick_cases()],
     "input": [*input_cases()],
     "output": [*output_cases()],

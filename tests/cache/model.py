@@ -38,7 +38,18 @@ class Model:
         self.seen: dict[int, tuple] = {}
         self.names = 0
         self.counts = dict.fromkeys(
-            [*CacheCause, "evicted pages", "refused", "partial", "copies", "other's pin", "not for others"], 0
+            [
+                *CacheCause,
+                "evicted pages",
+                "refused",
+                "partial",
+                "copies",
+                "other's pin",
+                "born beams",
+                "dead beams",
+                "not for others",
+            ],
+            0,
         )
 
     # Choices.
@@ -106,24 +117,25 @@ class Model:
 
     def write(self, draw: Draw) -> None:
         name = self.pick(draw)
-        line = self.lines[name]
-        start = len(line.tokens) if draw(0, 2) else draw(0, len(line.tokens))
-        tokens = self.tokens(draw, 9)
-        upto = start + len(tokens)
+        size = len(self.lines[name].tokens)
+        self.write_at(name, size if draw(0, 2) else draw(0, size), self.tokens(draw, 9))
+
+    def write_at(self, name: int, start: int, tokens: tuple[int, ...]) -> None:
+        line, upto = self.lines[name], start + len(tokens)
         first, last = start // self.size, -(-upto // self.size)
-        room, short = True, False
+        lack, short = 0, False
         before = self.cache.table(name)
         for group, count in enumerate(self.pages):
             table = before[group]
             hold = {page: self.holders(group, page) for page in self.in_use(group)}
             wanted = sum(1 for i in range(first, last) if i >= len(table) or hold[table[i]] > 1)
             back = sum(1 for page in table[last:] if hold[page] == 1)
-            room &= wanted <= count - len(hold) + back
+            lack = max(lack, wanted - (count - len(hold) + back))
             split = sum(1 for i in range(first, last) if i >= len(table) or self.cache._pools[group].shared(table[i]))
             short |= split > self.cache._pools[group].free
         extension = self.cache.extend(name, start, upto)
-        assert extension.fits == room
-        if not room:
+        assert (extension.fits, extension.lack) == (not lack, lack)
+        if lack:
             assert self.cache.table(name) is before
             assert not extension.copies
             self.counts["refused"] += 1
@@ -173,10 +185,36 @@ class Model:
             tails = {(key, string[:end]) for end in range(len(string)) if end % self.size}
             self.kept = self.kept - tails | {(key, string)}
 
+    def beams(self, draw: Draw) -> None:
+        """A round of beam search: of some lines of one length some die, others have children, and each goes on with a
+        token of its own. The first child of each takes its place.
+        """
+        size = len(self.lines[self.pick(draw)].tokens)
+        group = [name for name, line in self.lines.items() if len(line.tokens) == size and line.tokens][:4]
+        if not group:
+            return
+        parents = [group[draw(0, len(group) - 1)] for _ in range(4)]
+        for name in group:
+            if name not in parents:
+                self.end(name)
+                self.counts["dead beams"] += 1
+        children = list(dict.fromkeys(parents))
+        for index, parent in enumerate(parents):
+            if parent in parents[:index] and len(self.lines) < 8:
+                children.append(self.names)
+                self.fork_at(parent, size)
+        self.check()
+        for name in children:
+            self.write_at(name, size, self.tokens(draw, 1))
+            self.check()
+        self.counts["born beams"] += len(children) - len(set(parents))
+
     def fork(self, draw: Draw) -> None:
         parent = self.pick(draw)
+        self.fork_at(parent, draw(0, len(self.lines[parent].tokens)))
+
+    def fork_at(self, parent: int, at: int) -> None:
         line = self.lines[parent]
-        at = draw(0, len(line.tokens))
         used = self.cache.used
         self.cache.fork(parent, self.names, at)
         assert self.cache.used == used, "a fork takes no page"
@@ -184,7 +222,9 @@ class Model:
         self.names += 1
 
     def release(self, draw: Draw) -> None:
-        name = self.pick(draw)
+        self.end(self.pick(draw))
+
+    def end(self, name: int) -> None:
         line = self.lines.pop(name)
         self.cache.release(name)
         if line.committed % self.size:
@@ -256,6 +296,7 @@ class Model:
             assert self.seen.get(name) != table or self.seen[name] is table
             self.seen[name] = table
             assert self.cache.committed(name) == line.committed
+            assert self.cache.alone(name) == sum(self.holders(0, page) == 1 for page in table[0])
             for group, pages in enumerate(table):
                 for position in range(len(line.tokens)):
                     tag = self.memory[group, pages[position // self.size], position % self.size]
@@ -275,7 +316,20 @@ class Model:
         return len(whole | {s for s in strings - covered if len(s) % self.size})
 
 
-OPERATIONS = ("admit", "write", "write", "write", "commit", "commit", "fork", "release", "pin", "unpin", "clear")
+OPERATIONS = (
+    "admit",
+    "write",
+    "write",
+    "write",
+    "commit",
+    "commit",
+    "fork",
+    "beams",
+    "release",
+    "pin",
+    "unpin",
+    "clear",
+)
 
 
 def step(model: Model, draw: Draw) -> None:

@@ -48,7 +48,7 @@ def test_nothing_changes_when_one_group_of_two_is_short():
     cache.admit(0, (1,))
     assert cache.extend(0, 0, 4).fits
     table = cache.table(0)
-    assert cache.extend(0, 4, 5) == Extension(False)
+    assert cache.extend(0, 4, 5) == Extension(False, lack=1)
     assert cache.table(0) is table
     assert cache.used == 4
     cache.check()

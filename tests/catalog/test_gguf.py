@@ -356,7 +356,12 @@ def test_no_architecture(tmp_path: Path) -> None:
 
 
 def test_a_part_of_a_model(tmp_path: Path) -> None:
-    refuse(tmp_path, File(ARCH | {"split.count": As(gw.U16, 3)}), UnsupportedModel, "one of 3 parts")
+    refuse(
+        tmp_path,
+        File(ARCH | {"split.count": As(gw.U16, 3)}),
+        ModelFileError,
+        "this one should be named NAME-00001-of-00003.gguf",
+    )
 
 
 def test_files_that_are_none(tmp_path: Path) -> None:

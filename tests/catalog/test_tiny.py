@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -110,16 +109,20 @@ def test_the_vocabulary_is_distinct_and_has_every_byte() -> None:
         tiny_file(TinyShape(vocabulary=258))
 
 
-def test_unread_tensors_are_the_tensors(tmp_path: Path) -> None:
-    """In the file's order; every one as `tensor` reads it, and read by whoever has the descriptor and its place."""
+def test_batches_are_the_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the file's order, whatever fits a batch; every one as `tensor` reads it."""
     with ModelFile(tiny_model(tmp_path)) as file:
-        unread = file.unread(reversed(file.tensors))
-        assert [tensor.name for tensor in unread] == list(file.tensors)
-        for tensor in unread:
-            one, place = file.tensor(tensor.name), tensor.stored
-            assert (tensor.shape, tensor.format) == (one.shape, one.format)
-            assert tensor.raw.tobytes() == one.raw.tobytes()
-            assert not isinstance(place, np.ndarray)
-            assert os.pread(place.descriptor, place.size, place.offset) == one.raw.tobytes()
+        for most in (1, 5000, 2**30):
+            monkeypatch.setattr("pagoda.catalog.shards.BATCH", most)
+            batches = list(file.batches(reversed(file.tensors)))
+            assert (len(batches) == 1) == (most == 2**30)
+            read = [tensor for batch in batches for tensor in batch]
+            assert [tensor.name for tensor in read] == list(file.tensors)
+            for tensor in read:
+                one = file.tensor(tensor.name)
+                assert (tensor.shape, tensor.format) == (one.shape, one.format)
+                assert tensor.raw.tobytes() == one.raw.tobytes()
+                assert not isinstance(tensor.stored, np.ndarray)
+                assert tensor.stored.part(3, 5).read().tobytes() == one.raw.tobytes()[3:8]
         with pytest.raises(ModelFileError, match="no tensor 'nope'"):
-            file.unread(["nope"])
+            list(file.batches(["nope"]))

@@ -9,16 +9,21 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from cli.test_serve import ready
+from pagoda.cli.cache import disk_lines
 from pagoda.config import SchedulerConfig, ServerConfig
 from pagoda.engine import Engine
 from pagoda.obs.metrics import PrometheusObserver
+from pagoda.server.cache import wire_disk
 from pagoda.server.identity import Caller
+from pagoda.types import CacheReport, DiskFault, DiskReport
 from server.conftest import MODEL, Running, serving
 from server.fakes import ByteTokenizer, EchoRunner
 from server.test_disconnects import soon
@@ -188,3 +193,19 @@ def status(url: str, path: str) -> int:
             return error.code
     except OSError:
         return 0
+
+
+def test_what_is_on_disk_is_told() -> None:
+    report = DiskReport(5, 8192, 2**20, 7, 3, 1, ((DiskFault.DAMAGED, 2),), False, 1e-5, None)
+    cache = CacheReport(16, 4, 0, 0, 0, 4, 0, (), ("....",), report)
+    wire = wire_disk(cache)
+    assert wire is not None
+    told = msgspec.to_builtins(wire)
+    assert told == {**asdict(report), "faults": {"damaged": 2}}
+    assert disk_lines(told) == [
+        "on disk  5 pages of every KV group; 8,192 of 1,048,576 bytes",
+        "         7 saved, 3 restored, 1 dropped",
+        "         nothing is written: the disk is full or refuses",
+        "         damaged                2 files not used or not written",
+    ]
+    assert wire_disk(replace(cache, disk=None)) is None

@@ -12,6 +12,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from http.client import HTTPConnection, HTTPResponse
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -63,6 +64,56 @@ def test_streams_under_way_are_finished(spawn: Spawn) -> None:
     assert process.wait(15) == 0
     with pytest.raises(urllib.error.URLError):
         urllib.request.urlopen(f"{url}/health", timeout=2)
+
+
+def test_what_is_left_after_the_drain_says_so(spawn: Spawn) -> None:
+    process = spawn("--step-s", "0.02", "serve", "real-engine", "--port", "0", "--drain-timeout", "0.5")
+    url = ready(process)
+    with streaming(url, 200) as answer:
+        began = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        events = answer.read()
+        assert 0.4 < time.monotonic() - began < 3
+    assert b'"finish_reason":"shutdown"' in events
+    assert events.endswith(b"data: [DONE]\n\n")
+    assert process.wait(15) == 0
+
+
+def test_keys_targets_and_vllms_names(spawn: Spawn, tmp_path: Path) -> None:
+    file = tmp_path / "keys.toml"
+    made = [spawn("keys", "new", name, "--file", str(file)).communicate(timeout=15)[0].strip() for name in ("a", "b")]
+    options = ["--api-keys", str(file), "--ttft-target", "5000", "--metrics-compat", "vllm", "--host", "0.0.0.0"]
+    process = spawn("serve", "real-engine", "--port", "0", *options)
+    url = ready(process)
+    for key in ("nobody", made[0]):
+        with openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) as client:
+            if key == "nobody":
+                with pytest.raises(openai.AuthenticationError):
+                    client.completions.create(model="echo", prompt="hi")
+            else:
+                assert client.completions.create(model="echo", prompt="hi").choices[0].text == "[0]hi"
+    text = file.read_text()
+    file.write_text(text[text.index('[keys."b"]') :].replace('[keys."b"]', '[keys."b"]\nadministrator = true'))
+    process.send_signal(signal.SIGHUP)
+    time.sleep(0.2)
+    request = urllib.request.Request(f"{url}/metrics", headers={"authorization": f"Bearer {made[1]}"})
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        lines = answer.read().decode().splitlines()
+    assert 'vllm:num_requests_running{engine="0",model_name="echo"} 0.0' in lines
+    assert any(line.startswith("pagoda_step_prediction_error_count") and float(line.split()[1]) > 16 for line in lines)
+    with (
+        openai.OpenAI(base_url=f"{url}/v1", api_key=made[0], max_retries=0) as client,
+        pytest.raises(openai.AuthenticationError),
+    ):
+        client.completions.create(model="echo", prompt="hi")
+
+
+def test_other_machines_are_served_only_with_keys(spawn: Spawn) -> None:
+    process = spawn("serve", "slow-to-load", "--port", "0", "--host", "0.0.0.0")
+    _, stderr = process.communicate(timeout=15)
+    assert process.returncode == 1
+    assert "could use this server" in stderr
+    assert "--insecure" in stderr
 
 
 def test_second_ctrl_c_leaves_at_once(spawn: Spawn) -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import codecs
+import json
 import threading
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Any
 from zlib import crc32
 
 from pagoda.engine import validate
+from pagoda.engine.beams import BeamSearch
 from pagoda.engine.speculation.drafter import Guess
 from pagoda.plan import LAST, Capacity, Sampled, StepPlan, StepResult
-from pagoda.types import FinishReason, SamplingParams, TokenLogprob
+from pagoda.types import FinishReason, SamplingParams, Slo, TokenLogprob
 
 TOKENS = (b"a", b"b", b"ab", b"\xc3", b"\xa9", b"", b"c ", "é".encode(), b"\xff", b"ba")
 STOP = len(TOKENS)
@@ -41,6 +44,38 @@ def next_token(tokens, params, choice):
     key = repr((tuple(tokens), params.seed, choice)).encode()
     draw = crc32(key) % 1009
     return STOP if draw % 12 == 0 else draw % STOP
+
+
+def likeliest(tokens, count):
+    """The fake model's continuations, as beam search wants them: a function of all tokens so far."""
+    logprobs = [-(crc32(repr((tuple(tokens), token)).encode()) % 1009) / 100 for token in range(VOCABULARY)]
+    return tuple(sorted(enumerate(logprobs), key=lambda pair: (-pair[1], pair[0]))[:count])
+
+
+def searched(prompt, params):
+    """Beam search without sequences, pages and steps: [(tokens, text, reason)], the best first."""
+    stops = set(params.stop_token_ids) | (set() if params.ignore_eos else {STOP})
+    keep = params.beams * max(2, 1 + len(stops))
+    search = BeamSearch(params.beams, params.max_tokens, keep, params.length_penalty, params.early_stopping)
+    while not search.done:
+        for beam in search.beams:
+            search.offer(beam.slot, likeliest((*prompt, *beam.tokens), keep))
+        search.advance(lambda tokens: spelled(tokens, params.stop, stops)[1])
+        search.check()
+    return [
+        (list(line.tokens), spelled(line.tokens, params.stop, stops, final=True)[0],
+         FinishReason.STOP if spelled(line.tokens, params.stop, stops, final=True)[1] else FinishReason.LENGTH)
+        for line in search.hypotheses[: params.n]
+    ]  # fmt: skip
+
+
+def spelled(tokens, stop_strings, stops, final=False):
+    """(text up to where it ends, whether it ends there)."""
+    over = tokens[-1] in stops
+    raw = b"".join(TOKENS[i] for i in tokens if i != STOP)
+    text = codecs.getincrementaldecoder("utf-8")("replace").decode(raw, final=over or final)
+    found = [(text.find(s) + len(s), -len(s)) for s in stop_strings if s in text]
+    return (text[: sum(min(found))], True) if found and not over else (text, over)
 
 
 def expected(prompt, params, choice):
@@ -107,6 +142,7 @@ class Line:
     prompt: tuple[int, ...]
     params: SamplingParams
     choice: int
+    candidates: int = -1
     last: int | None = None
     computed: int = 0
 
@@ -128,10 +164,12 @@ class FakeRunner:
     plans: list[StepPlan] = field(default_factory=list)
     flights: deque[StepPlan] = field(default_factory=deque)
     rows: int = 0
+    shelf: Any = None
+    """Where saved pages go and loaded ones come from."""
 
     def submit(self, plan):
         assert plan.number == len(self.plans) + 1
-        assert plan.chunks
+        assert plan.chunks or plan.saves or plan.loads
         assert plan.rows <= self.chunk
         assert len(plan.chunks) <= self.max_num_seqs
         assert len({chunk.sequence for chunk in plan.chunks}) == len(plan.chunks), "two chunks of one sequence"
@@ -152,7 +190,8 @@ class FakeRunner:
         for start in plan.starts:
             assert start.sequence not in self.lines
             assert start.sequence not in self.gone
-            self.lines[start.sequence] = Line(start.prompt, start.params, start.choice)
+            self.lines[start.sequence] = Line(start.prompt, start.params, start.choice, start.candidates)
+        self.move(plan)
         for copy in plan.copies:
             for slot in range(copy.slots):
                 self.slots[copy.group, copy.target, slot] = self.slots[copy.group, copy.source, slot]
@@ -163,7 +202,8 @@ class FakeRunner:
             size, line = self.capacity.page_size, self.lines[chunk.sequence]
             prefix = self.read(chunk.pages, chunk.start - 1) if chunk.start else ()
             assert len(chunk.pages) == len(self.capacity.pages)
-            assert chunk.start <= line.computed or chunk.sequence not in self.met, "positions are contiguous"
+            going_on = chunk.start <= line.computed or chunk.sequence not in self.met
+            assert going_on or line.params.beams, "positions are contiguous, but where a beam took another's place"
             line.computed = chunk.end
             end = chunk.start + len(chunk.tokens)
             self.met.add(chunk.sequence)
@@ -186,8 +226,7 @@ class FakeRunner:
             assert prefix[: len(line.prompt)] == line.prompt[: len(prefix)], "another sequence's prompt"
             for end in range(chunk.end, len(prefix) + 1) if chunk.samples else ():
                 line.last = next_token(prefix[:end], line.params, line.choice)
-                logprob = TokenLogprob(line.last, -float(end)) if line.params.logprobs is not None else None
-                sampled.append(Sampled(chunk.sequence, line.last, logprob))
+                sampled.append(Sampled(chunk.sequence, line.last, self.logprob(line, prefix[:end])))
                 if prefix[end : end + 1] != (line.last,):
                     break
                 line.computed = end + 1
@@ -196,6 +235,31 @@ class FakeRunner:
             self.gone.add(end)
         self.rows += plan.rows
         return StepResult(plan.number, tuple(sampled), 0.001)
+
+    def move(self, plan):
+        """First all saves, then all loads. A page's bytes spell out what its slots hold."""
+        saved, size = [], self.capacity.page_size
+        for move in plan.saves:
+            slots = [[self.slots[g, page, slot] for slot in range(size)] for g, page in enumerate(move.pages)]
+            saved.append(json.dumps(slots).encode().ljust(self.capacity.unit_bytes))
+        targets = [(g, page) for move in plan.loads for g, page in enumerate(move.pages)]
+        assert len(targets) == len(set(targets)), "a page is loaded twice"
+        for move in plan.loads:
+            for g, slots in enumerate(json.loads(bytes(self.shelf.take(move.ticket)))):
+                for slot, prefix in enumerate(slots):
+                    self.slots[g, move.pages[g], slot] = tuple(prefix)
+        for move, data in zip(plan.saves, saved, strict=True):
+            assert len(data) == self.capacity.unit_bytes
+            self.shelf.put(move.ticket, memoryview(data))
+        if plan.loads:
+            self.shelf.loaded(len(plan.loads), 1e-6)
+
+    def logprob(self, line, prefix):
+        asked = -1 if line.params.logprobs is None else line.params.logprobs
+        count = max(asked, line.candidates)
+        if count < 0:
+            return None
+        return TokenLogprob(line.last, dict(likeliest(prefix, VOCABULARY))[line.last], likeliest(prefix, count))
 
     def resolve(self, chunk):
         if LAST not in chunk.tokens:
@@ -230,12 +294,14 @@ class GatedRunner(FakeRunner):
 
 
 def capacity(pages=(64,), page_size=4, max_model_len=64):
-    return Capacity(tuple(pages), page_size, max_model_len, VOCABULARY, "fake")
+    return Capacity(tuple(pages), page_size, max_model_len, VOCABULARY, "fake", 4096, "fake")
 
 
-def request(capacity, prompt=(1, 2, 3), request_id="r", arrival=0.0, tenant="", speculate=True, **params):
+def request(
+    capacity, prompt=(1, 2, 3), request_id="r", arrival=0.0, tenant="", slo=None, priority=0, speculate=True, **params
+):
     params.setdefault("seed", 0)
     return validate(
         prompt, SamplingParams(**params), capacity, request_id=request_id, arrival=arrival, tenant=tenant,
-        speculate=speculate,
+        slo=slo or Slo(), priority=priority, speculate=speculate,
     )  # fmt: skip

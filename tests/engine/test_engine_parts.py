@@ -14,6 +14,8 @@ from pagoda.engine.outline import Outline
 from pagoda.engine.queue import WaitingQueue
 from pagoda.engine.request import RequestState
 from pagoda.engine.roster import Roster
+from pagoda.engine.shares import QUANTUM, Shares
+from pagoda.engine.urgency import FIRST, rank_of
 from pagoda.plan import LAST, Sampled
 from pagoda.types import FinishReason
 
@@ -26,29 +28,78 @@ def state(prompt=(1, 2, 3), ids=None, **params):
     return RequestState(ask, [].append, ids or count(), stop_ids=frozenset({STOP}))
 
 
-@given(st.lists(st.tuples(st.sampled_from("pbdh"), st.integers(0, 20)), max_size=60))
-def test_the_queue_is_always_in_order_of_arrival(moves):
-    """Against a sorted list: new ones at the end, returned ones in their place."""
-    ids = count()
-    queue, model, out = WaitingQueue(), [], []
-    for move, pick in moves:
+RANKS = st.sampled_from([-2.0, 0.0, 0.1, 0.3, 5.0])
+
+
+@given(st.lists(st.tuples(st.sampled_from("pppdhc"), st.integers(0, 20), st.sampled_from("abc"), RANKS), max_size=80))
+def test_the_queue_has_the_least_served_tenants_most_urgent_first(moves):
+    """Against a search through all: new ones, returned ones, those that leave, and tenants that are served."""
+    ids, shares = count(), Shares()
+    queue, model = WaitingQueue(shares), []
+    for move, pick, tenant, rank in moves:
         if move == "p":
-            (sequence,) = state(ids=ids).sequences
+            (sequence,) = state(ids=ids, tenant=tenant).sequences
+            sequence.rank = rank
+            shares.opened(tenant)
             queue.push(sequence)
             model.append(sequence)
-        elif move == "h" and model:
-            assert queue.head() is model[0]
-            out.append(model.pop(0))
-            queue.discard(out[-1])
-        elif move == "b" and out:
-            sequence = out.pop(pick % len(out))
-            queue.put_back(sequence)
-            model = sorted([*model, sequence], key=lambda s: s.id)
         elif move == "d" and model:
-            queue.discard(model.pop(pick % len(model)))
+            sequence = model.pop(pick % len(model))
+            queue.discard(sequence)
+            queue.discard(sequence)
+            shares.closed(sequence.key)
+        elif move == "c" and any(s.key == tenant for s in model):
+            shares.charge(tenant, 100 * pick)
+        elif move == "h" and model:
+            head = queue.head()
+            queue.discard(head)
+            if pick % 2:  # it comes back, as if preempted
+                head.rank = FIRST
+                queue.push(head)
+            else:
+                model.remove(head)
+                shares.closed(head.key)
         queue.check()
-        assert list(queue._sequences.values()) == model
+        shares.check()
+        best = min(model, key=lambda s: (shares.level(s.key), s.rank, s.id), default=None)
+        assert queue.head() is best
         assert len(queue) == len(model)
+        assert queue.tokens == 3 * len(model)
+
+
+def test_the_backlog_counts_what_is_before_a_rank():
+    ids, shares = count(), Shares()
+    queue = WaitingQueue(shares)
+    for tenant, rank in (("a", 1.0), ("a", 2.0), ("a", 9.0), ("b", 0.5)):
+        (sequence,) = state(ids=ids, tenant=tenant).sequences
+        sequence.rank = rank
+        shares.opened(tenant)
+        queue.push(sequence)
+    assert queue.ahead("a", 3.0) == (2, 6, 3)
+    assert queue.ahead("c", 3.0) == (0, 0, 12)
+
+
+def test_a_tenant_saves_up_no_claim_by_staying_away():
+    shares = Shares()
+    shares.opened("a")
+    shares.charge("a", 10 * QUANTUM)
+    shares.serve("a")
+    shares.opened("b")
+    assert (shares.level("a"), shares.level("b")) == (10, 2)
+    shares.charge("b", 3 * QUANTUM)
+    shares.closed("b")
+    shares.opened("b")
+    assert shares.level("b") == 5, "nor does it lose a debt"
+    shares.check()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "target", "priority", "due"),
+    [(0.01, None, 0, 10.5), (1.0, None, 0, 13.0), (1.0, 2.0, 0, 12.0), (3.0, 2.0, 0, 19.0), (1.0, 2.0, 2, 10.0)],
+)
+def test_when_a_request_is_due(seconds, target, priority, due):
+    ask = request(capacity(), arrival=10.0, priority=priority)
+    assert rank_of(ask, seconds, target) == pytest.approx(due)
 
 
 def test_due_follows_the_one_rule():
@@ -96,7 +147,7 @@ def test_lengths_are_asserted():
 
 def test_lengths_move_when_a_plan_is_closed():
     cache = KVCache((8,), 4)
-    roster = Roster(cache)
+    roster = Roster(cache, 8)
     roster.add(state())
     (sequence,) = roster.live.values()
     roster.admit(sequence, roster.match(sequence))

@@ -10,8 +10,8 @@ import pytest
 from pagoda.config import SchedulerConfig
 from pagoda.engine import Engine, stream
 from pagoda.engine.prompt_speed import PromptSpeed
-from pagoda.errors import EngineDied, InvalidRequest, MemoryLimit
-from pagoda.types import CacheCause
+from pagoda.errors import EngineDied, InvalidRequest, MemoryLimit, TargetMissed
+from pagoda.types import CacheCause, Slo
 
 from .fakes import STOP, FakeRunner, FakeTokenizer, GatedRunner, capacity, expected, request
 
@@ -229,3 +229,13 @@ def test_the_report_says_what_each_page_is_for():
     assert report.pins == driver.engine.list_pins()
     driver.turn()
     assert driver.engine.cache_report().used == 0
+
+
+def test_a_pin_is_never_too_late():
+    """Targets are for those who wait for a token: a pin is computed whatever they are."""
+    driver = Driver(ttft_target_ms=0.001)
+    for _ in range(20):
+        driver.ask((1, 2), slo=Slo(serve_late=True), max_tokens=3, ignore_eos=True)
+    with pytest.raises(TargetMissed):
+        driver.ask((1, 2))
+    assert driver.pin(SYSTEM).tokens == len(SYSTEM)

@@ -18,9 +18,11 @@ from pagoda.config import SchedulerConfig
 from pagoda.engine import Engine
 from pagoda.engine.speculation import Controller, NgramDrafter
 from pagoda.obs.observer import NoObserver
-from pagoda.types import CacheCause, FinishReason
+from pagoda.types import CacheCause, FinishReason, Slo
 
 from .fakes import STOP, FakeRunner, FakeTokenizer, Oracle, capacity, expected, request
+
+NO_TARGETS = Slo()
 
 
 class Counting(NoObserver):
@@ -51,6 +53,8 @@ class Ask:
     at: int = 0
     cancel_after: int | None = None
     tenant: str = ""
+    slo: Slo = NO_TARGETS
+    priority: int = 0
 
 
 @dataclass
@@ -60,29 +64,26 @@ class Traffic:
     asks: list[Ask]
     pages: tuple[int, ...] = (64,)
     page_size: int = 4
-    chunk: int = 8
+    chunk: int | None = 8
     max_num_seqs: int = 4
     steps_in_flight: int = 2
     max_model_len: int = 64
     prefix_cache: bool = True
     drafters: tuple = ()
     short: int = 0
+    """Whether who comes in is always the youngest."""
     events: dict = field(default_factory=lambda: defaultdict(list))
 
     def play(self, limit=5000):
         self.capacity = capacity(self.pages, self.page_size, self.max_model_len)
-        self.runner = FakeRunner(self.capacity, self.chunk, self.max_num_seqs, self.steps_in_flight)
+        self.runner = FakeRunner(self.capacity, self.chunk or 512, self.max_num_seqs, self.steps_in_flight)
         self.observer = Counting()
         config = SchedulerConfig(self.max_num_seqs, self.chunk, self.steps_in_flight, prefix_cache=self.prefix_cache)
         self.drafts = Controller([drafter() for drafter in self.drafters], always=True)
-        self.engine = engine = Engine(self.runner, FakeTokenizer(), config, self.observer, speculation=self.drafts)
+        self.engine = engine = self.open_engine(config)
         self.requests = [
-            request(
-                self.capacity, a.prompt, str(i), max_tokens=a.max_tokens, n=a.n, seed=a.seed, stop=a.stop,
-                ignore_eos=a.ignore_eos, logprobs=0, tenant=a.tenant,
-            )
-            for i, a in enumerate(self.asks)
-        ]  # fmt: skip
+            request(self.capacity, a.prompt, str(i), tenant=a.tenant, **self.params(a)) for i, a in enumerate(self.asks)
+        ]
         last = max(a.at + (a.cancel_after or 0) for a in self.asks)
         for step in range(limit):
             for ask, req in zip(self.asks, self.requests, strict=True):
@@ -91,7 +92,8 @@ class Traffic:
                 if ask.cancel_after is not None and ask.at + ask.cancel_after == step:
                     engine.cancel(req.id)
             roster = engine._roster
-            if engine._orders or roster.live or engine._flights:
+            self.between_steps()
+            if engine._orders or roster.live or engine._flights or engine._disk.busy:
                 engine._take_orders()
                 for ask, req in zip(self.asks, self.requests, strict=True):
                     if ask.cancel_after is not None and ask.at + ask.cancel_after == step:
@@ -111,19 +113,37 @@ class Traffic:
         assert roster.state().pages_used == 0
         assert not self.runner.flights
 
+    def open_engine(self, config):
+        return Engine(self.runner, FakeTokenizer(), config, self.observer, speculation=self.drafts)
+
+    def between_steps(self):
+        """What happens elsewhere meanwhile."""
+
+    def params(self, ask):
+        return {
+            "max_tokens": ask.max_tokens, "n": ask.n, "seed": ask.seed, "stop": ask.stop, "ignore_eos": ask.ignore_eos,
+            "logprobs": 0, "slo": ask.slo, "priority": ask.priority,
+        }  # fmt: skip
+
+    def in_turn(self, sequence):
+        """Whether it has a chunk as soon as it has pages."""
+        return True
+
     def look_at(self, due, plan):
         """What one plan owes those that ran before it and those that it admits."""
         placed = {chunk.sequence: len(chunk.tokens) for chunk in plan.chunks}
         admitted = placed.keys() - due.keys()
         running = [s.id for s in self.engine._roster.running]
         assert len(running) <= self.max_num_seqs
-        assert set(running) - due.keys() <= admitted, "who is admitted gets a chunk at once"
-        short = [s for s, tokens in due.items() if tokens and s not in placed and s in self.engine._roster.live]
+        new = {s.id for s in self.engine._roster.running if self.in_turn(s)} - due.keys()
+        assert new <= admitted, "who is admitted gets a chunk at once"
+        live = self.engine._roster.live
+        short = [s for s, tokens in due.items() if tokens == 1 and s not in placed and s in live]
         self.short += len(short)
-        assert not (short and admitted), "a newcomer takes what an older one is short of"
-        assert all(tokens <= 1 for s, tokens in due.items() if s != max(due)), "an older prompt is left unfinished"
-        waiting = list(self.engine._roster.waiting._sequences)
-        assert not waiting or not running or waiting[0] > min(running) or due, "the oldest waits"
+        assert not (short and admitted), "a newcomer takes what one that runs is short of"
+        assert not short or self.engine._scheduler._by_age, "it is short, and the next step does not go by age"
+        if self.chunk is None:
+            assert plan.rows <= 512
 
     def compare(self):
         for ask, req in zip(self.asks, self.requests, strict=True):
@@ -167,6 +187,8 @@ ASKS = st.builds(
     at=st.integers(0, 12),
     cancel_after=st.one_of(st.none(), st.none(), st.integers(0, 12)),
     tenant=st.sampled_from(["", "", "other"]),
+    slo=st.sampled_from([Slo(), Slo(), Slo(1, serve_late=True), Slo(3000, 20, serve_late=True)]),
+    priority=st.sampled_from([0, 0, 3, -10]),
 )
 
 
@@ -180,7 +202,7 @@ DRAFTERS = st.sampled_from([(), (Oracle,), (NgramDrafter,), (NgramDrafter, Oracl
         asks=st.lists(ASKS, min_size=1, max_size=8),
         pages=st.sampled_from([(26,), (30,), (64,), (26, 40), (200,)]),
         page_size=st.sampled_from([1, 2, 4]),
-        chunk=st.sampled_from([1, 2, 3, 7, 16, 64]),
+        chunk=st.sampled_from([1, 2, 3, 7, 16, 64, None]),
         max_num_seqs=st.sampled_from([1, 2, 3, 8]),
         steps_in_flight=st.sampled_from([1, 2, 3]),
         prefix_cache=st.sampled_from([True, True, False]),
@@ -199,7 +221,7 @@ def test_outputs_are_those_of_each_sequence_alone(traffic):
         asks=st.lists(ASKS, min_size=3, max_size=8),
         pages=st.sampled_from([(7,), (8,), (9, 7)]),
         page_size=st.just(4),
-        chunk=st.sampled_from([3, 8, 32]),
+        chunk=st.sampled_from([3, 8, 32, None]),
         max_num_seqs=st.just(8),
         steps_in_flight=st.sampled_from([1, 2, 3]),
         prefix_cache=st.sampled_from([True, True, False]),

@@ -41,9 +41,7 @@ class Net:
         self._backend = CpuBackend(activations=activations)
         with ModelFile(path) as source:
             config = read_config(source)
-            self._model = build(
-                source, config, self._backend.weights, lambda f, n: rope_table(f, n, adjacent=True), POSITIONS
-            )
+            self._model = build(source, config, self._backend.weights, rope_table, POSITIONS)
         self._program = self._backend.program(lambda ops: whole_model(self._model, ops))
         self._kv_format = kv_format
 

@@ -15,14 +15,14 @@ from pagoda.backends.reference import ReferenceBackend
 from pagoda.catalog import ModelFile
 from pagoda.errors import ModelFileError, UnsupportedModel
 from pagoda.models import build, read_config
-from pagoda.models.llama import LlamaConfig
-from pagoda.models.rotary import frequencies
+from pagoda.models.config import Config, Scaling
+from pagoda.models.rotary import by_factors, frequencies, linear, llama3, ntk_base, yarn, yarn_magnitude
 from tiny import TinyShape, tiny_file
 
 SHAPE = TinyShape(layers=2, width=96, heads=6, kv_heads=2, head_dim=32, ffn=160, vocabulary=300, tied=False)
 
 
-def read(directory: Path, file: File) -> LlamaConfig:
+def read(directory: Path, file: File) -> Config:
     path = directory / "model.gguf"
     path.write_bytes(file.bytes())
     with ModelFile(path) as source:
@@ -43,9 +43,9 @@ def with_tensors(change: Callable[[Tensor], Tensor | None]) -> File:
 
 def test_a_sound_file(tmp_path: Path) -> None:
     config = read(tmp_path, tiny_file(SHAPE))
-    assert config == LlamaConfig(
+    assert config == Config(
         layers=2, width=96, heads=6, kv_heads=2, head_dim=32, hidden=160, vocabulary=300, eps=pytest.approx(1e-5),
-        rope_base=10000.0, rope_dims=32, context=512, tied=False,
+        rope_base=10000.0, rope_dims=32, context=512, tied=False, windows=(None, None),
     )  # fmt: skip
     assert len(config.tensors()) == 3 + 2 * 9
 
@@ -77,6 +77,17 @@ def test_a_tensor_of_another_shape(tmp_path: Path) -> None:
         ModelFileError, match=r"'blk.0.attn_output.weight' must have shape \(96, 192\), found \(192, 96\)"
     ):
         read(tmp_path, with_tensors(change))
+
+
+def test_tensors_that_the_family_does_not_use(tmp_path: Path) -> None:
+    """A bias passed over would give wrong outputs without a word."""
+    file = tiny_file(SHAPE)
+    extra = [Tensor(f"blk.{i}.attn_q.bias", (192,), "f32", bytes(4 * 192)) for i in range(2)]
+    with pytest.raises(UnsupportedModel, match=r"'llama' has no use for 'blk.0.attn_q.bias', 'blk.1.attn_q.bias': the"):
+        read(tmp_path, replace(file, tensors=[*file.tensors, *extra]))
+    more = [Tensor(f"extra.{i}", (1,), "f32", bytes(4)) for i in range(9)]
+    with pytest.raises(UnsupportedModel, match=r"'extra.0', 'extra.1', 'extra.2' and 6 more"):
+        read(tmp_path, replace(file, tensors=[*file.tensors, *more]))
 
 
 @pytest.mark.parametrize(("name", "near"), [("llama4", "llama"), ("mamba", "llama")])
@@ -124,16 +135,70 @@ def test_counts_that_do_not_go_together(tmp_path: Path, match: str, changes: dic
         read(tmp_path, with_metadata(**changes))
 
 
-def test_scaled_frequencies_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModel, match="scaled as 'yarn' are not known"):
-        read(tmp_path, with_metadata(rope__scaling__type="yarn"))
+def test_an_unknown_architecture_and_what_differs(tmp_path: Path) -> None:
+    """The nearest is the one whose tensors are nearest, whatever the name."""
+    file = tiny_file(SHAPE)
+
+    def renamed(*more: Tensor, lacking: str = "") -> File:
+        kept = {key.replace("llama.", "qwen9."): value for key, value in file.metadata.items()}
+        tensors = [*(t for t in file.tensors if t.name != lacking or not lacking), *more]
+        return replace(file, metadata={**kept, "general.architecture": "qwen9"}, tensors=tensors)
+
+    with pytest.raises(UnsupportedModel, match=r"that is: '(llama|smollm3)'; its tensors are the same, but what"):
+        read(tmp_path, renamed())
+    norm = Tensor("blk.0.attn_sub_norm.weight", (96,), "f32", bytes(4 * 96))
+    with pytest.raises(UnsupportedModel, match=r"; it has 'blk.0.attn_sub_norm.weight' besides$"):
+        read(tmp_path, renamed(norm))
+    with pytest.raises(
+        UnsupportedModel, match=r"lacks 'blk.1.ffn_norm.weight' and it has 'blk.0.attn_sub_norm.weight'"
+    ):
+        read(tmp_path, renamed(norm, lacking="blk.1.ffn_norm.weight"))
+    biases = [
+        Tensor(f"blk.{i}.attn_{n}.bias", (rows,), "f32", bytes(4 * rows))
+        for i in range(2)
+        for n, rows in (("q", 192), ("k", 64), ("v", 64))
+    ]
+    with pytest.raises(UnsupportedModel, match="that is: 'qwen2'; its tensors are the same"):
+        read(tmp_path, renamed(*biases))
+
+
+def test_scaled_frequencies(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModel, match="scaled as 'odd' are not known"):
+        read(tmp_path, with_metadata(rope__scaling__type="odd"))
     with pytest.raises(ModelFileError, match=r"'llama.rope.scaling.type' must be a string, found 3"):
         read(tmp_path, with_metadata(rope__scaling__type=3))
-    file = tiny_file(SHAPE)
-    factors = Tensor("rope_freqs.weight", (16,), "f32", np.ones(16, np.float32).tobytes())
-    with pytest.raises(UnsupportedModel, match="only unscaled ones are"):
-        read(tmp_path, replace(file, tensors=[*file.tensors, factors]))
-    assert read(tmp_path, with_metadata(rope__scaling__type="none")) == read(tmp_path, file)
+    with pytest.raises(ModelFileError, match=r"a rotary base of 0.5"):
+        read(tmp_path, with_metadata(rope__freq_base=0.5))
+    with pytest.raises(ModelFileError, match=r"'llama.rope.scaling.factor' must be a positive number"):
+        read(tmp_path, with_metadata(rope__scaling__type="linear", rope__scaling__factor=-1.0))
+    assert read(tmp_path, with_metadata(rope__scaling__type="none")) == read(tmp_path, tiny_file(SHAPE))
+    yarned = read(tmp_path, with_metadata(rope__scaling__type="yarn", rope__scaling__original_context_length=128))
+    assert yarned.scaling == Scaling("yarn", 4.0, 128)
+
+
+def test_factors_are_read_as_numbers_and_change_the_frequencies(tmp_path: Path) -> None:
+    file, path = tiny_file(SHAPE), tmp_path / "model.gguf"
+    values = np.linspace(1, 8, 16, dtype=np.float32)
+    factors = Tensor("rope_freqs.weight", (16,), "f32", values.tobytes())
+    path.write_bytes(replace(file, tensors=[*file.tensors, factors]).bytes())
+    asked: list[Any] = []
+
+    def rope(turns: Any, positions: int, **rest: Any) -> Any:
+        asked.append((turns, rest))
+
+    with ModelFile(path) as source:
+        build(source, read_config(source), ReferenceBackend().weights, rope, 9)
+    plain = frequencies(10000.0, 32)
+    assert asked == [
+        (tuple(f / float(v) for f, v in zip(plain, values, strict=True)), {"adjacent": True, "magnitude": 1})
+    ]
+    zeros = Tensor("rope_freqs.weight", (16,), "f32", bytes(64))
+    path.write_bytes(replace(file, tensors=[*file.tensors, zeros]).bytes())
+    with ModelFile(path) as source, pytest.raises(ModelFileError, match=r"must hold positive factors, found 0.0"):
+        build(source, read_config(source), ReferenceBackend().weights, rope, 9)
+    short = Tensor("rope_freqs.weight", (15,), "f32", bytes(60))
+    with pytest.raises(ModelFileError, match=r"'rope_freqs.weight' must have shape \(16,\), found \(15,\)"):
+        read(tmp_path, replace(file, tensors=[*file.tensors, short]))
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -146,14 +211,14 @@ def test_every_tensor_is_packed_once_and_the_table_is_of_adjacent_pairs(tmp_path
         packed.extend(tensor.name for tensor in tensors)
         return backend.weights(tensors)
 
-    def rope(turns: list[float], positions: int) -> Any:
-        asked.append((len(turns), positions))
+    def rope(turns: Any, positions: int, *, adjacent: bool, magnitude: float) -> Any:
+        asked.append((len(turns), positions, adjacent, magnitude))
 
     with ModelFile(path) as source:
         config = read_config(source)
         model = build(source, config, pack, rope, 77)
         assert sorted(packed) == sorted(source.tensors)
-    assert asked == [(16, 77)]
+    assert asked == [(16, 77, True, 1.0)]
     assert (model.layers, model.vocabulary) == (2, 300)
     assert [(g.layers, g.heads, g.head_dim) for g in model.groups] == [(2, 2, 32)]
 
@@ -167,3 +232,26 @@ def test_rotary_frequencies(base: float, dims: int) -> None:
     assert got.shape == (dims // 2,)
     assert got[0] == 1.0
     assert (np.abs(got - want) <= 4 * np.spacing(want)).all()
+
+
+def test_scalings_by_their_definitions() -> None:
+    """Against the papers' formulas in NumPy; transformers has its say in tests/families."""
+    plain = np.array(frequencies(10000.0, 64))
+    np.testing.assert_allclose(linear(plain, 4), plain / 4, rtol=1e-15)
+    np.testing.assert_allclose(by_factors(plain, range(1, 33)), plain / np.arange(1, 33), rtol=1e-15)
+    stretched = np.array(frequencies(ntk_base(10000.0, 64, 8.0), 64))
+    assert stretched[0] == 1.0
+    assert stretched[-1] == pytest.approx(plain[-1] / 8, rel=1e-12)
+    waves = 2 * np.pi / plain
+    turned = np.array(llama3(plain, 8.0, 1.0, 4.0, 8192))
+    np.testing.assert_array_equal(turned[waves < 8192 / 4], plain[waves < 8192 / 4])
+    np.testing.assert_allclose(turned[waves > 8192], plain[waves > 8192] / 8, rtol=1e-15)
+    assert (np.diff(turned) < 0).all()
+    turned = np.array(yarn(10000.0, 64, 8.0, 4096))
+    turns = 4096 * plain / (2 * np.pi)
+    np.testing.assert_array_equal(turned[turns > 40], plain[turns > 40])
+    np.testing.assert_allclose(turned[turns < 0.75], plain[turns < 0.75] / 8, rtol=1e-12)
+    between = (turns < 30) & (turns > 1.05)
+    assert ((turned < plain) & (turned > plain / 8))[between].all()
+    assert yarn_magnitude(8.0) == pytest.approx(0.1 * np.log(8) + 1, rel=1e-15)
+    assert yarn_magnitude(1.0) == 1.0

@@ -36,7 +36,7 @@ PROMPTS: Sequence[int] = (1, 15, 16, 17, 31, 33, 255, 256, 257, 300)
 SHORT, LONG = PROMPTS[:6], PROMPTS[6:]
 
 AXES: dict[str, Sequence[Any]] = {
-    "world": tuple(WORLDS),
+    "world": tuple(name for name, world in WORLDS.items() if not world.family),
     "prompt": PROMPTS,
     "params": tuple(PARAMS),
     "isa": isas(),
@@ -44,10 +44,11 @@ AXES: dict[str, Sequence[Any]] = {
     "fuse": (True, False),
     "page_size": (1, 4, 16, 32),
     "pages": ("plenty", "scarce"),
-    "chunk": (1, 3, 16, 17, 64, 512),
+    "chunk": (1, 3, 16, 17, 64, 512, None),
     "steps_in_flight": (1, 2, 3),
     "batch": (1, 2, 5, 17),
     "arrival": ("together", "one by one"),
-    "prefixes": ("off", "kept", "kept and met again"),
+    "policy": ("no targets", "targets and priorities", "tenants"),
+    "prefixes": ("off", "kept", "kept and met again", "restored from disk"),
     "drafts": ("none", "known", "two of three right", "n-grams", "first layer", "a model of its own"),
 }

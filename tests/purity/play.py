@@ -16,18 +16,20 @@ from typing import Any
 import numpy as np
 
 from pagoda.backends.cpu import CpuBackend, rope_table
+from pagoda.cache.kv_dir import KVDir
 from pagoda.catalog import ModelFile
 from pagoda.config import SchedulerConfig
 from pagoda.engine import Engine
 from pagoda.engine.request import Sequence as Underway
 from pagoda.engine.speculation import Controller
 from pagoda.engine.speculation.drafter import Drafter, Guess
+from pagoda.llm import disk_of
 from pagoda.models import build, read_config
 from pagoda.obs.observer import EngineState, NoObserver
 from pagoda.plan import Capacity, Chunk, SequenceStart, StepPlan, StepResult
 from pagoda.runner.guessing import Guesser
 from pagoda.runner.runner import Runner
-from pagoda.types import FinishReason, GenerateRequest, SamplingParams, TokenEvent, TokenLogprob
+from pagoda.types import FinishReason, GenerateRequest, SamplingParams, Slo, TokenEvent, TokenLogprob
 
 Line = tuple[tuple[int, ...], tuple[TokenLogprob, ...]]
 """A sequence's output: tokens, and log-probabilities if they were asked for. Equal if every bit is."""
@@ -42,9 +44,15 @@ class Ask:
     params: SamplingParams
     tokens: int
 
-    def request(self, name: str) -> GenerateRequest:
+    def request(self, name: str, policy: str = "no targets") -> GenerateRequest:
         params = replace(self.params, max_tokens=self.tokens, ignore_eos=True, seed=self.params.seed or 0)
-        return GenerateRequest(name, self.prompt, params, 0.0)
+        number = len(name) + len(self.prompt)
+        if policy == "tenants":
+            return GenerateRequest(name, self.prompt, params, 0.0, f"tenant {number % 3}")
+        if policy == "no targets":
+            return GenerateRequest(name, self.prompt, params, 0.0)
+        slo = Slo(float(1 + number % 7), float(1 + number % 30), serve_late=True)
+        return GenerateRequest(name, self.prompt, params, 0.0, "", slo, number % 5 - 2)
 
     def pages(self, page_size: int) -> int:
         """Pages that one choice needs at its end."""
@@ -67,14 +75,17 @@ def opened(
     """
     cpu = CpuBackend(**backend)
     with ModelFile(path) as source:
-        model = build(source, read_config(source), cpu.weights, lambda f, n: rope_table(f, n, adjacent=True), longest)
+        model = build(source, read_config(source), cpu.weights, rope_table, longest)
     store = cpu.kv_store(model.groups, [pages], page_size, kv_format)
     if own:
         beside = cpu.kv_store(model.groups, [pages], page_size, kv_format)
         guesser = Guesser(cpu, model, model.layers, beside, first_group=1)
     else:
         guesser = Guesser(cpu, model, 1, store)
-    capacity = Capacity((pages,) * (1 + own), page_size, longest, model.vocabulary, "any")
+    identity = f"{path} {kv_format} {backend['activations']}"
+    capacity = Capacity(
+        (pages,) * (1 + own), page_size, longest, model.vocabulary, identity, store.unit_bytes * (1 + own), "any"
+    )
     runner = Runner(cpu, model, store, capacity, guesser)
     yield runner
     runner.check()
@@ -131,6 +142,8 @@ class Seen(NoObserver):
     rows: Counter[int] = field(default_factory=Counter)
     """Steps by their number of rows, of those in which each sequence has its last token, and perhaps drafts."""
     copies: int = 0
+    restored: int = 0
+    """Pages read back from disk."""
     cached: int = 0
     """Prompt tokens whose KV was there."""
     ahead: int = 0
@@ -189,10 +202,19 @@ def through_engine(
     arrival: str = "together",
     rounds: int = 1,
     drafters: Sequence[Drafter] = (),
+    kv_dir: Path | None = None,
+    policy: str = "no targets",
 ) -> list[dict[tuple[int, int], Line]]:
-    """The outputs by (request, choice), of each round of the same requests through one engine."""
-    engine = Engine(runner, NoText(), config, seen, speculation=Controller(drafters, always=True))
-    lines = [_round(engine, asks, seen, arrival, first=i == 0) for i in range(rounds)]
+    """The outputs by (request, choice), of each round of the same requests through one engine, with a tier on disk if
+    there is a directory for one.
+    """
+    open_disk = None if kv_dir is None else disk_of(runner, KVDir(kv_dir), None)
+    drafts = Controller(drafters, always=True)
+    engine = Engine(runner, NoText(), config, seen, speculation=drafts, open_disk=open_disk)
+    lines = [_round(engine, asks, seen, arrival, policy, first=i == 0) for i in range(rounds)]
+    if (report := engine.disk_report()) is not None:
+        assert not report.faults
+        seen.restored += report.restored
     engine.close()
     engine._roster.check()
     assert engine._roster.state().pages_used == 0
@@ -200,11 +222,11 @@ def through_engine(
 
 
 def _round(
-    engine: Engine, asks: Sequence[Ask], seen: Seen, arrival: str, *, first: bool
+    engine: Engine, asks: Sequence[Ask], seen: Seen, arrival: str, policy: str, *, first: bool
 ) -> dict[tuple[int, int], Line]:
     """`arrival`: all at once, or each when the one before has its first token."""
     events: queue.SimpleQueue[TokenEvent] = queue.SimpleQueue()
-    coming = iter([ask.request(str(i)) for i, ask in enumerate(asks)])
+    coming = iter([ask.request(str(i), policy) for i, ask in enumerate(asks)])
     for request in coming:
         engine.submit(request, events.put)
         if arrival == "one by one":
@@ -213,6 +235,7 @@ def _round(
         engine.start()
     tokens: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
     logprobs: defaultdict[tuple[int, int], list[TokenLogprob]] = defaultdict(list)
+    stops = {str(i): ask.params.stop_token_ids for i, ask in enumerate(asks)}
     left, met = sum(ask.params.n for ask in asks), set[str]()
     while left:
         event = events.get(timeout=60)
@@ -223,7 +246,7 @@ def _round(
         seen.accepted += event.accepted_drafts
         seen.rejected += event.rejected_drafts
         if event.finish is not None:
-            assert event.finish is FinishReason.LENGTH, event
+            assert event.finish is FinishReason.LENGTH or event.token_ids[-1] in stops[event.request_id], event
             left -= 1
         if event.request_id not in met:
             met.add(event.request_id)
@@ -233,10 +256,10 @@ def _round(
     return {key: (tuple(tokens[key]), tuple(logprobs[key])) for key in tokens}
 
 
-def scheduler(case: Mapping[str, Any]) -> SchedulerConfig:
+def scheduler(case: Mapping[str, Any], **more: Any) -> SchedulerConfig:
     """A case's values as settings."""
     return SchedulerConfig(
-        chunk=case["chunk"], steps_in_flight=case["steps_in_flight"], prefix_cache=case["prefixes"] != "off"
+        chunk=case["chunk"], steps_in_flight=case["steps_in_flight"], prefix_cache=case["prefixes"] != "off", **more
     )
 
 

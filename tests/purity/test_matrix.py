@@ -17,7 +17,15 @@ from .pairs import all_pairs
 from .play import PLAIN_PAGE, Ask, Knowing, Line, Plain, Seen, opened, page_count, prompt, scheduler, through_engine
 from .worlds import WORLDS, model_file
 
-CASES = all_pairs(AXES)
+PAIRS = all_pairs(AXES)
+FAMILIES = [name for name, world in WORLDS.items() if world.family]
+SAMPLES = 4
+"""Cases of each family: some of the others', all different."""
+CASES = PAIRS + [
+    PAIRS[(j + len(FAMILIES) * i) % len(PAIRS)] | {"world": name}
+    for j, name in enumerate(FAMILIES)
+    for i in range(SAMPLES)
+]
 MOST_TOKENS = 19
 LENGTHS_OF_OUTPUT = [3 + 7 * j % (MOST_TOKENS - 2) for j in range(17)]
 """All different: rows drop out of a batch one by one, so that it passes every number of rows."""
@@ -79,20 +87,18 @@ def seen() -> Seen:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: ",".join(map(str, case.values())).replace(" ", "-"))
-def test_matrix(case: dict[str, Any], models: dict[str, Path], baseline: Baseline, seen: Seen) -> None:
+def test_matrix(case: dict[str, Any], models: dict[str, Path], baseline: Baseline, seen: Seen, tmp_path: Path) -> None:
     wanted, world = asked(case), WORLDS[case["world"]]
     asks = [ask(case["world"], *one) for one in wanted]
-    with opened(
-        models[case["world"]], world.kv_format, page_count(case, asks), case["page_size"],
-        activations=world.activations, isa=case["isa"], threads=case["threads"], fuse=case["fuse"],
-        own=case["drafts"] == "a model of its own",
-    ) as runner:  # fmt: skip
-        rounds = 2 if case["prefixes"] == "kept and met again" else 1
 
-        def outputs(i: int, choice: int) -> tuple[int, ...]:
-            length, params, tokens = wanted[i]
-            return baseline(case["world"], length, params, choice)[0][:tokens]
+    def outputs(i: int, choice: int) -> tuple[int, ...]:
+        length, params, tokens = wanted[i]
+        return baseline(case["world"], length, params, choice)[0][:tokens]
 
+    lives = 2 if case["prefixes"] == "restored from disk" else 1
+    rounds = 2 if case["prefixes"] == "kept and met again" else 1
+    got = []
+    for _ in range(lives):
         drafters: dict[str, list[Drafter]] = {
             "none": [],
             "known": [Knowing(outputs, None)],
@@ -101,7 +107,15 @@ def test_matrix(case: dict[str, Any], models: dict[str, Path], baseline: Baselin
             "first layer": [GuessingDrafter("self")],
             "a model of its own": [GuessingDrafter("draft")],
         }
-        got = through_engine(runner, asks, scheduler(case), seen, case["arrival"], rounds, drafters[case["drafts"]])
+        with opened(
+            models[case["world"]], world.kv_format, page_count(case, asks), case["page_size"],
+            activations=world.activations, isa=case["isa"], threads=case["threads"], fuse=case["fuse"],
+            own=case["drafts"] == "a model of its own",
+        ) as runner:  # fmt: skip
+            got += through_engine(
+                runner, asks, scheduler(case), seen, case["arrival"], rounds, drafters[case["drafts"]],
+                tmp_path / "kv" if lives > 1 else None, case["policy"],
+            )  # fmt: skip
     seen.cases += 1
     for i, (length, params, tokens) in enumerate(wanted):
         for choice in range(PARAMS[params].n):
@@ -117,6 +131,7 @@ def test_the_matrix_met_what_it_is_for(seen: Seen) -> None:
         pytest.skip(f"only {seen.cases} of {len(CASES)} cases ran before, in this process")
     assert seen.preemptions >= 10
     assert seen.cached > 1000
+    assert seen.restored > 100
     assert seen.copies > 20
     assert seen.ahead > 100
     assert seen.accepted > 500

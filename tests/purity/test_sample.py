@@ -23,12 +23,15 @@ ASKS = (
     Ask(prompt(47, VOCABULARY), SamplingParams(seed=3, n=2, logprobs=2, repetition_penalty=1.2), 8),
     Ask(prompt(1, VOCABULARY), SamplingParams(temperature=0, frequency_penalty=0.5, logprobs=0), 9),
 )
-COLUMNS = ("asks", "isa", "threads", "fuse", "page_size", "pages", "chunk", "steps_in_flight", "arrival", "prefixes")
+COLUMNS = (
+    "asks", "isa", "threads", "fuse", "page_size", "pages", "chunk", "steps_in_flight", "arrival", "prefixes", "policy",
+)  # fmt: skip
 ROWS = (
-    ((0,), "scalar", 2, True, 4, "plenty", 16, 1, "together", "off"),
-    ((0, 1, 2, 3, 4), isas()[0], 2, True, 16, "plenty", 512, 2, "together", "kept and met again"),
-    ((0, 1, 3, 4), isas()[-2 if len(isas()) > 1 else 0], 3, False, 1, "scarce", 17, 3, "one by one", "off"),
-    ((2, 3), isas()[0], 1, True, 32, "plenty", 64, 1, "together", "kept"),
+    ((0,), "scalar", 2, True, 4, "plenty", 16, 1, "together", "off", "no targets"),
+    ((0, 1, 2, 3, 4), isas()[0], 2, True, 16, "plenty", None, 2, "together", "kept and met again", "tenants"),
+    ((0, 1, 3, 4), isas()[-2:][0], 3, False, 1, "scarce", 17, 3, "one by one", "off", "no targets"),
+    ((2, 3), isas()[0], 1, True, 32, "plenty", 64, 1, "together", "kept", "targets and priorities"),
+    ((0, 1, 2, 3), isas()[0], 2, True, 16, "plenty", 512, 2, "together", "restored from disk", "no targets"),
 )
 CASES = [dict(zip(COLUMNS, row, strict=True)) for row in ROWS]
 
@@ -44,15 +47,22 @@ def baseline(smollm2_path: Path) -> Iterator[Callable[[Ask, int], Line]]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "{isa},{threads},{chunk},{page_size},{pages}".format(**case))
-def test_sample(case: dict[str, Any], smollm2_path: Path, baseline: Callable[[Ask, int], Line]) -> None:
-    asks = [ASKS[i] for i in case["asks"]]
-    with opened(
-        smollm2_path, "f16", page_count(case, asks), case["page_size"],
-        activations="int16", isa=case["isa"], threads=case["threads"], fuse=case["fuse"],
-    ) as runner:  # fmt: skip
-        rounds = 2 if case["prefixes"] == "kept and met again" else 1
-        got = through_engine(runner, asks, scheduler(case), seen := Seen(), case["arrival"], rounds)
+def test_sample(case: dict[str, Any], smollm2_path: Path, baseline: Callable[[Ask, int], Line], tmp_path: Path) -> None:
+    asks, seen = [ASKS[i] for i in case["asks"]], Seen()
+    rounds = 2 if case["prefixes"] == "kept and met again" else 1
+    lives = 2 if case["prefixes"] == "restored from disk" else 1
+    got = []
+    for _ in range(lives):
+        with opened(
+            smollm2_path, "f16", page_count(case, asks), case["page_size"],
+            activations="int16", isa=case["isa"], threads=case["threads"], fuse=case["fuse"],
+        ) as runner:  # fmt: skip
+            kv_dir = tmp_path / "kv" if lives > 1 else None
+            got += through_engine(
+                runner, asks, scheduler(case), seen, case["arrival"], rounds, kv_dir=kv_dir, policy=case["policy"]
+            )
     assert case["pages"] == "plenty" or seen.preemptions
     assert rounds == 1 or seen.cached
     want = {(i, choice): baseline(ask, choice) for i, ask in enumerate(asks) for choice in range(ask.params.n)}
-    assert got == [want] * rounds
+    assert got == [want] * rounds * lives
+    assert lives == 1 or seen.restored

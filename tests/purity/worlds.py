@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from backends.formats import FORMATS, random_blocks
+from families.tiny_families import CONFIGS, VOCABULARY, as_gguf
 from gguf_writer import File, Tensor
 from tiny import TinyShape, tiny_file
 
@@ -29,10 +30,12 @@ class World:
     shape: dict[str, Any] = field(hash=False)
     formats: Sequence[str] = ()
     """Of the layers' matrices in turn, instead of the shape's: random blocks of formats that Pagoda does not write."""
+    family: str = ""
+    """One of `families.tiny_families.CONFIGS`, instead of a shape: matrices in q4_0, q8_0 and f16 in turn."""
 
     @property
     def vocabulary(self) -> int:
-        return int(self.shape["vocabulary"])
+        return VOCABULARY if self.family else int(self.shape["vocabulary"])
 
 
 MIXED = {"attn_q.weight": "q4_0", "attn_k.weight": "q8_0", "attn_v.weight": "f16", "ffn_up.weight": "q4_0"}
@@ -65,6 +68,20 @@ WORLDS = {
     "dense int16 f16": World("int16", "f16", DENSE),
     "large int16 f16": World("int16", "f16", LARGE, UNWRITTEN),
     "large int8 int8": World("int8", "int8", LARGE, UNWRITTEN[::-1]),
+    **{
+        f"{family} {activations} {kv_format}": World(activations, kv_format, {}, family=family)
+        for family, activations, kv_format in (
+            ("qwen2-yarn", "int16", "int8"),
+            ("qwen3", "int8", "f16"),
+            ("gemma2", "int16", "f16"),
+            ("gemma3", "int16", "int8"),
+            ("phi3-long", "f32", "f32"),
+            ("smollm3", "int16", "f16"),
+            ("qwen3moe", "int16", "f16"),
+            ("olmoe", "int8", "f16"),
+            ("gpt-oss", "int16", "f16"),
+        )
+    },
 }
 """Named by model, activations and KV format."""
 
@@ -72,7 +89,11 @@ WORLDS = {
 def model_file(directory: Path, name: str) -> Path:
     """Write the model of a world."""
     world = WORLDS[name]
-    file = tiny_file(TinyShape(**world.shape))
+    if world.family:
+        turn = cycle(("q4_0", "q8_0", "f16"))
+        file = as_gguf(CONFIGS[world.family] | {"max_position_embeddings": 512}, lambda _: next(turn))
+    else:
+        file = tiny_file(TinyShape(**world.shape))
     path = directory / f"{name.replace(' ', '-')}.gguf"
     path.write_bytes((_in_formats(file, world.formats) if world.formats else file).bytes())
     return path

@@ -11,6 +11,7 @@ from gguf.quants import dequantize, quantize
 from pagoda import quant
 from pagoda.backends.ops import Bytes, Floats, StoredTensor
 from pagoda.errors import UnsupportedModel
+from pagoda.quant.blocks import six_bit_bytes, six_bit_pairs
 
 READ = quant.names()
 WRITTEN = ("f32", "f16", "bf16", "q4_0", "q4_1", "q8_0")
@@ -143,3 +144,28 @@ def test_unknown_formats_are_named() -> None:
         quant.by_name("iq3_s")
     with pytest.raises(UnsupportedModel, match="'q6_k' can be read but not written"):
         quant.quantizer("q6_k")
+
+
+def test_q4_k_errs_less_than_q4_0_and_its_scales_survive() -> None:
+    """By the package's own reading. Numbers that are 16 steps on a line come back nearly."""
+    rng = np.random.default_rng(4)
+    q4_k, q4_0 = quant.quantizer("q4_k"), quant.quantizer("q4_0")
+    for floats in (rng.standard_normal((200, 256)), rng.uniform(-0.1, 2, (50, 256)), rng.standard_t(3, (200, 256))):
+        floats = floats.astype(np.float32)
+        theirs_back = dequantize(q4_k.quantize(floats), theirs("q4_k")).reshape(floats.shape)
+        old = q4_0.dequantize(q4_0.quantize(floats.reshape(-1, 32))).reshape(floats.shape)
+        assert ((theirs_back - floats) ** 2).sum() < 0.9 * ((old - floats) ** 2).sum()
+    steps = rng.integers(0, 16, (30, 8, 32)).astype(np.float32)
+    steps[..., 0], steps[..., 1] = 0, 15
+    exact = (steps * rng.integers(20, 64, (30, 8, 1)) / 64 - rng.integers(20, 64, (30, 8, 1)) / 16).reshape(-1, 256)
+    back = q4_k.dequantize(q4_k.quantize(exact.astype(np.float32)))
+    assert np.abs(back - exact).max() < 0.25
+    assert not q4_k.dequantize(q4_k.quantize(np.zeros((1, 256), np.float32))).any()
+    tiny = np.linspace(-1e-39, 1e-39, 256, dtype=np.float32).reshape(1, 256)
+    assert np.abs(q4_k.dequantize(q4_k.quantize(tiny))).max() < 1e-37
+
+
+def test_six_bit_scales_round_trip() -> None:
+    scales, minima = np.random.default_rng(5).integers(0, 64, (2, 100, 8)).astype(np.uint8)
+    for got, want in zip(six_bit_pairs(six_bit_bytes(scales, minima)), (scales, minima), strict=True):
+        np.testing.assert_array_equal(got, want)

@@ -32,9 +32,7 @@ def open_runner(path: Path, backend: str = "cpu", kv_format: str = "f16", page_s
 
 def read_model(path: Path, backend: Any) -> Any:
     with ModelFile(path) as source:
-        return build(
-            source, read_config(source), backend.weights, lambda f, n: rope_table(f, n, adjacent=True), POSITIONS
-        )
+        return build(source, read_config(source), backend.weights, rope_table, POSITIONS)
 
 
 def logits_of(path: Path, ids: Sequence[int], kv_format: str, **options: Any) -> Floats:

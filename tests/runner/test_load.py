@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from families.tiny_families import CONFIGS, as_gguf
 from pagoda.backends.ops import KVGroup
 from pagoda.catalog import ModelFile
 from pagoda.config import EngineConfig, MachineConfig, ModelConfig, SchedulerConfig
@@ -107,3 +108,11 @@ def test_the_fingerprint_is_of_what_outputs_hang_on(
     monkeypatch.setattr("pagoda.backends.cpu.ARITHMETIC", 999)
     others.append(capacity(path, config()).fingerprint)
     assert len({first, *others}) == 1 + len(others)
+
+
+def test_short_and_long_rotary_factors_have_fingerprints_of_their_own(tmp_path: Path) -> None:
+    """Phi-3's factors hang on how long sequences may be: nothing else of the length changes an output."""
+    path = tmp_path / "phi3.gguf"
+    path.write_bytes(as_gguf(CONFIGS["phi3-long"]).bytes())
+    found = [capacity(path, config(max_model_len=n)).fingerprint for n in (16, 32, 33, 64)]
+    assert found[0] == found[1] != found[2] == found[3]

@@ -130,6 +130,9 @@ class EchoEngine:
     def start(self) -> None:
         self._thread.start()
 
+    def disk_report(self) -> None:
+        return None
+
     def hold(self) -> None:
         self._go.clear()
 

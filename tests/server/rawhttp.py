@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -50,10 +51,11 @@ def sse(raw: bytes) -> Iterator[Any]:
 
 
 class Http:
-    """One request, one connection."""
+    """One request, one connection; `headers` go with each."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, headers: dict[str, str] | None = None) -> None:
         self.host = urlsplit(url).netloc
+        self.headers = headers or {}
 
     def connect(self) -> http.client.HTTPConnection:
         return http.client.HTTPConnection(self.host, timeout=20)
@@ -62,7 +64,7 @@ class Http:
         connection = self.connect()
         try:
             raw = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
-            connection.request(method, path, raw, headers or {})
+            connection.request(method, path, raw, self.headers | (headers or {}))
             answer = connection.getresponse()
             return Answer(answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read())
         finally:
@@ -77,3 +79,16 @@ class Http:
 
     def complete(self, **fields: Any) -> Answer:
         return self.ask("POST", "/v1/completions", {"model": "echo", "prompt": "hi"} | fields)
+
+    @contextmanager
+    def streaming(self, **fields: Any) -> Iterator[Iterator[bytes]]:
+        """The lines of a stream as they come; leaving closes the connection."""
+        connection = self.connect()
+        body = {"model": "echo", "prompt": "hi", "stream": True} | fields
+        connection.request("POST", "/v1/completions", json.dumps(body), self.headers)
+        answer = connection.getresponse()
+        try:
+            yield iter(answer.readline, b"")
+        finally:
+            answer.close()
+            connection.close()

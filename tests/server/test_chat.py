@@ -47,6 +47,7 @@ def test_whole(client: openai.OpenAI) -> None:
         "completion_tokens": size + 4,
         "total_tokens": 2 * size + 4,
         "prompt_tokens_details": {"cached_tokens": 8},
+        "completion_tokens_details": {"accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0},
     }
 
 

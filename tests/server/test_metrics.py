@@ -11,7 +11,16 @@ from prometheus_client.parser import text_string_to_metric_families
 from pagoda.obs.metrics import METRICS, PrometheusObserver
 from pagoda.obs.observer import EngineState, Observer
 from pagoda.plan import Capacity, Chunk, StepPlan, StepResult
-from pagoda.types import CacheCause, FinishReason, GenerateRequest, SamplingParams, Timings, TokenEvent
+from pagoda.types import (
+    CacheCause,
+    DiskFault,
+    DiskReport,
+    FinishReason,
+    GenerateRequest,
+    SamplingParams,
+    Timings,
+    TokenEvent,
+)
 from server.conftest import Running
 
 
@@ -89,6 +98,25 @@ def test_queues_between_steps() -> None:
     assert values(observer)["pagoda_waiting_sequences"] == 4
 
 
+def test_what_is_on_disk() -> None:
+    observer = PrometheusObserver()
+    faults = ((DiskFault.DAMAGED, 2), (DiskFault.DISK_FULL, 1))
+    observer.disk(DiskReport(5, 8192, 2**20, 7, 3, 1, faults[:1], True, None, None))
+    observer.disk(DiskReport(6, 4096, 2**20, 9, 3, 4, faults, False, 1e-5, 1e-3))
+    seen = values(observer)
+    expected = {
+        "pagoda_disk_pages": 6,
+        "pagoda_disk_bytes": 4096,
+        "pagoda_disk_writing": 0,
+        "pagoda_disk_saved_pages_total": 9,
+        "pagoda_disk_restored_pages_total": 3,
+        "pagoda_disk_dropped_pages_total": 4,
+        "pagoda_disk_faults_total{cause=damaged}": 2,
+        "pagoda_disk_faults_total{cause=disk_full}": 1,
+    }
+    assert {name: seen[name] for name in expected} == expected
+
+
 def test_what_is_served() -> None:
     observer = PrometheusObserver()
     observer.serving("m", Capacity((5, 6), 16, 100, 10, "fp"))
@@ -111,6 +139,41 @@ def test_names(metric: object) -> None:
     assert name.endswith("_total") == (kind == "Counter")
     assert not re.search(r"_(ms|us|milliseconds|kb|mb|percent)\b", name)
     assert metric.help.endswith(".")  # type: ignore[attr-defined]
+
+
+def test_vllms_names() -> None:
+    """Its dashboards and routers find what they look for, colon and labels included."""
+    observer = PrometheusObserver("vllm")
+    observer.serving("m", Capacity((8,), 16, 100, 10, "fp"))
+    plan = StepPlan(1, (Chunk(0, 0, (1, 2, 3), ((0,),), True),))
+    observer.stepped(plan, StepResult(1, (), 0.03), EngineState(running=2, waiting=5, pages_used=6, pages_total=8))
+    observer.emitted(last_event(FinishReason.STOP, 3, Timings(0.1, 0.3, 0.7)), 0.04)
+    text, kind = observer.render("application/openmetrics-text; version=1.0.0")
+    assert kind.startswith("text/plain; version=0.0.4")
+    lines = text.decode().splitlines()
+    labels = 'engine="0",model_name="m"'
+    for line in (
+        f"vllm:num_requests_running{{{labels}}} 2.0",
+        f"vllm:num_requests_waiting{{{labels}}} 5.0",
+        f"vllm:kv_cache_usage_perc{{{labels}}} 0.75",
+        f"vllm:time_to_first_token_seconds_sum{{{labels}}} 0.3",
+        f"vllm:generation_tokens_total{{{labels}}} 1.0",
+        'vllm:request_success_total{engine="0",finished_reason="stop",model_name="m"} 1.0',
+        f"vllm:iteration_tokens_total_sum{{{labels}}} 3.0",
+        "# TYPE vllm:generation_tokens_total counter",
+        "pagoda_pages 8.0",
+    ):
+        assert line in lines, line
+
+
+def test_errors_of_predictions() -> None:
+    observer = PrometheusObserver()
+    plan = StepPlan(1, (Chunk(0, 0, (1,), ((0,),), True),))
+    observer.stepped(plan, StepResult(1, (), 0.03), EngineState(step_error=-0.25))
+    observer.emitted(last_event(FinishReason.STOP, 3, Timings(0.1, 0.4, 0.7, predicted=0.5)), 0.04)
+    seen = values(observer)
+    assert seen["pagoda_step_prediction_error_sum"] == 0.25
+    assert seen["pagoda_ttft_prediction_error_sum"] == pytest.approx(0.25)
 
 
 def test_every_row_is_built() -> None:

@@ -76,7 +76,19 @@ def test_neutral(server: Running, field: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("echo", False), ("suffix", ""), ("suffix", None), ("best_of", 1), ("user", "x"), ("n", 1)]
+    ("field", "value"),
+    [
+        ("echo", False),
+        ("suffix", ""),
+        ("suffix", None),
+        ("best_of", 1),
+        ("user", "x"),
+        ("n", 1),
+        ("use_beam_search", False),
+        ("length_penalty", 1.0),
+        ("early_stopping", False),
+        ("length_penalty", None),
+    ],
 )
 def test_neutral_completions(server: Running, field: str, value: Any) -> None:
     assert server.http.complete(**{field: value}).status == 200
@@ -92,11 +104,49 @@ def test_refused_by_name(server: Running, field: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("echo", True), ("suffix", "x"), ("best_of", 3), ("messages", []), ("logit_bias", {"1": 1})]
+    ("field", "value"), [("echo", True), ("suffix", "x"), ("best_of", 129), ("messages", []), ("logit_bias", {"1": 1})]
 )
 def test_refused_by_completions(server: Running, field: str, value: Any) -> None:
     answer = server.http.complete(**{field: value})
     assert (answer.status, answer.error["param"]) == (400, field)
+
+
+NO_BEAMS: list[tuple[dict[str, Any], str]] = [
+    ({"best_of": 2, "n": 3}, "best_of"),
+    ({"best_of": 129}, "best_of"),
+    ({"temperature": 0.7}, "temperature"),
+    ({"top_p": 0.9}, "top_p"),
+    ({"top_k": 4}, "top_k"),
+    ({"min_p": 0.1}, "min_p"),
+    ({"presence_penalty": 1}, "presence_penalty"),
+    ({"frequency_penalty": 1}, "frequency_penalty"),
+    ({"repetition_penalty": 1.2}, "repetition_penalty"),
+    ({"stream": True}, "stream"),
+    ({"early_stopping": "often"}, "early_stopping"),
+    ({"length_penalty": 11}, "length_penalty"),
+    ({"prompt": ["a"] * 33}, "prompt"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param"), NO_BEAMS)
+def test_what_does_not_combine_with_beams(server: Running, fields: dict[str, Any], param: str) -> None:
+    answer = server.http.complete(**{"use_beam_search": True, "best_of": 4} | fields)
+    assert (answer.status, answer.error["param"]) == (400, param)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"length_penalty": 2.0}, "length_penalty"),
+        ({"early_stopping": True}, "early_stopping"),
+        ({"best_of": 2, "stream": True}, "stream"),
+        ({"best_of": 1, "n": 2}, "best_of"),
+        ({"best_of": 64, "prompt": ["a", "b", "c"]}, "prompt"),
+    ],
+)
+def test_what_does_not_combine_with_samples(server: Running, fields: dict[str, Any], param: str) -> None:
+    answer = server.http.complete(**fields)
+    assert (answer.status, answer.error["param"]) == (400, param)
 
 
 BAD_VALUES: list[tuple[str, Any, str]] = [

@@ -103,6 +103,64 @@ def test_logprobs(server: Running) -> None:
     assert len(logprobs["tokens"]) == plain["usage"]["completion_tokens"]
 
 
+BEAMS: dict[str, Any] = {
+    "prompt": "Once",
+    "max_tokens": 9,
+    "use_beam_search": True,
+    "best_of": 5,
+    "n": 3,
+    "logprobs": 2,
+}
+
+
+def test_beams(server: Running, llm: LLM) -> None:
+    answer = server.http.complete(**BEAMS, seed=1).json
+    Completion.model_validate(answer)
+    params = SamplingParams(max_tokens=9, beams=5, n=3, logprobs=2)
+    (same,) = llm.generate("Once", params)
+    assert [choice["text"] for choice in answer["choices"]] == [choice.text for choice in same.choices]
+    sums = [sum(choice["logprobs"]["token_logprobs"]) for choice in answer["choices"]]
+    means = [total / len(choice.token_ids) for total, choice in zip(sums, same.choices, strict=True)]
+    assert means == sorted(means, reverse=True)
+    assert len({choice.token_ids for choice in same.choices}) == 3
+    assert all(len(top) in (2, 3) for choice in answer["choices"] for top in choice["logprobs"]["top_logprobs"])
+    assert answer["usage"]["completion_tokens"] == sum(len(choice.token_ids) for choice in same.choices)
+    greedy = server.http.complete(prompt="Once", max_tokens=9, temperature=0, logprobs=0).json
+    assert means[0] >= sum(greedy["choices"][0]["logprobs"]["token_logprobs"]) / 9
+    assert server.http.complete(**BEAMS, seed=2).json["choices"] == answer["choices"], "a seed changes nothing"
+    stops = {"stop_token_ids": list(range(60, 120)), "early_stopping": "never"}
+    used = [
+        server.http.complete(**BEAMS, **stops, length_penalty=penalty).json["usage"]["completion_tokens"]
+        for penalty in (-3.0, 3.0)
+    ]
+    assert used[0] < used[1] == 27, "what is made of short and of long lines"
+
+
+def test_best_of(server: Running, llm: LLM) -> None:
+    body = {"prompt": "Once", "max_tokens": 9, "seed": 3}
+    every = server.http.complete(**body, n=6, logprobs=0).json["choices"]
+    means = [sum(c["logprobs"]["token_logprobs"]) / len(c["logprobs"]["tokens"]) for c in every]
+    ranked = [every[i]["text"] for i in sorted(range(6), key=lambda i: -means[i])]
+    best = server.http.complete(**body, best_of=6, n=2).json["choices"]
+    assert [choice["text"] for choice in best] == ranked[:2]
+    assert [choice["index"] for choice in best] == [0, 1]
+    assert best[0]["logprobs"] is None
+    (same,) = llm.generate("Once", SamplingParams(max_tokens=9, seed=3, best_of=6, n=2))
+    assert [choice.text for choice in same.choices] == ranked[:2]
+    assert not same.choices[0].logprobs
+
+
+def test_a_client_that_leaves_its_beams_frees_their_pages(server: Running) -> None:
+    connection = server.http.connect()
+    body = {"model": "echo", **BEAMS, "max_tokens": 400, "ignore_eos": True}
+    connection.request("POST", "/v1/completions", json.dumps(body))
+    soon(lambda: server.engine.health().running == 5)
+    connection.close()
+    soon(lambda: server.engine.health().running == 0, 1.0)
+    server.http.complete(max_tokens=1)
+    soon(lambda: values(server.app.state.observer)["pagoda_pages_used"] == 0)
+
+
 def test_leaving_frees_the_pages(server: Running) -> None:
     connection = server.http.connect()
     body = {"model": "echo", "prompt": "x", "n": 4, "max_tokens": 400, "ignore_eos": True, "stream": True}

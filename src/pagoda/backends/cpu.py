@@ -29,9 +29,10 @@ from pagoda.backends.ops import (
     Step,
     StepOutput,
     StoredTensor,
+    Unit,
 )
 from pagoda.backends.passes import FUSIONS, share_memory
-from pagoda.backends.recorder import NONE, NativeWeight, Op, Recorder, Recording, Shape
+from pagoda.backends.recorder import NONE, Instruction, NativeWeight, Op, Recorder, Recording, Shape
 from pagoda.config import ACTIVATIONS, KV_FORMATS
 from pagoda.errors import InvalidConfig, MemoryLimit, ModelFileError, UnsupportedModel
 
@@ -39,6 +40,8 @@ _log = logging.getLogger(__name__)
 
 ARITHMETIC = 1
 """Version of docs/arithmetic.md: part of the fingerprint; a change of any result's bits changes it."""
+LAYOUT = 1
+"""Version of how a page's bytes lie (native/src/kernels.h, KVPages): pages on disk of another one are not read."""
 WEIGHT_FORMATS = (
     "f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0",
     "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs", "mxfp4",
@@ -86,10 +89,13 @@ def chosen_isa(name: str | None = None) -> str:
     raise AssertionError("the scalar build does not equal itself")
 
 
-def rope_table(frequencies: Sequence[float], positions: int, *, adjacent: bool) -> RopeTable:
-    """Angles position * frequency, one frequency for each pair; computed the same on every machine."""
+def rope_table(frequencies: Sequence[float], positions: int, *, adjacent: bool, magnitude: float = 1.0) -> RopeTable:
+    """Angles position * frequency, one frequency for each pair; computed the same on every machine.
+
+    Cosine and sine are rounded to f32, then multiplied by `magnitude` in f32.
+    """
     cos, sin = _native.rope_angles(np.array(frequencies, np.float64), positions)
-    return RopeTable(cos, sin, adjacent)
+    return RopeTable(cos * np.float32(magnitude), sin * np.float32(magnitude), adjacent)
 
 
 def check_format(name: str, form: str) -> None:
@@ -132,26 +138,40 @@ def _vectors(tensors: Sequence[StoredTensor]) -> list[Floats]:
 class CpuPending:
     """A step in the native queue."""
 
-    def __init__(self, job: Any) -> None:
+    def __init__(self, job: Any, instructions: Sequence[Instruction]) -> None:
         self._job = job
+        self._instructions = instructions
 
     def wait(self) -> StepOutput:
         """Until it is done, without the GIL."""
         self._job.wait()
-        counts, tokens, logprobs, ids, values = self._job.drawn()
-        top = tuple(tuple(zip(i, v, strict=True)) for i, v in zip(ids, values, strict=True))
-        return StepOutput(
-            self._job.outputs(),
-            tuple(counts.tolist()),
-            tuple(tokens.tolist()),
-            tuple(logprobs.tolist()),
-            top,
-            self._job.seconds,
-        )
+        counts, tokens, logprobs, top = self._job.drawn()
+        return StepOutput(self._job.outputs(), counts, tokens, logprobs, top, self._job.seconds)
+
+    def times(self) -> list[tuple[str, float]]:
+        """Each stage's name and seconds, all threads together, once done; empty unless the program is `clocked`."""
+        names = [*(i.op.name.lower() for i in self._instructions), "draw"]
+        times = self._job.times
+        return list(zip(names, times, strict=True)) if times else []
+
+
+class CpuTransfer:
+    """Pages in the native queue."""
+
+    def __init__(self, job: Any) -> None:
+        self._job = job
+
+    def wait(self) -> tuple[list[Bytes], float]:
+        """Until it is done, without the GIL."""
+        self._job.wait()
+        return self._job.take(), self._job.seconds
 
 
 class CpuProgram:
     """A recording, fused and placed in memory."""
+
+    clocked = False
+    """Whether steps note how long each of their stages takes."""
 
     def __init__(self, pool: Any, isa: str, recording: Recording, *, fuse: bool) -> None:
         buffers, logits = prepare(recording, fuse=fuse)
@@ -199,8 +219,9 @@ class CpuProgram:
             list(step.copies),
             list(step.starts),
             outputs,
+            self.clocked,
         )  # fmt: skip
-        return CpuPending(job)
+        return CpuPending(job, self.recording.instructions)
 
     def run(self, kv: KVStore, step: Step) -> dict[str, Floats]:
         """Run one step and wait."""
@@ -218,6 +239,7 @@ class CpuBackend:
     """
 
     name = "cpu"
+    layout = f"cpu-{LAYOUT}"
 
     def __init__(
         self, activations: str = "int16", threads: int | None = None, isa: str | None = None, fuse: bool = True
@@ -278,6 +300,12 @@ class CpuBackend:
         except MemoryError as error:
             raise MemoryLimit(f"no memory for {tuple(pages)} KV pages; ask for fewer") from error
         return store
+
+    def transfer(self, kv: KVStore, saves: Sequence[Unit], loads: Sequence[tuple[Unit, Bytes]]) -> CpuTransfer:
+        """Copy pages out, then others in, behind the steps submitted before."""
+        if not isinstance(kv, _native.KVStore):
+            raise TypeError("the native backend needs a KV store of its own")
+        return CpuTransfer(_native.transfer(self._pool, kv, list(saves), list(loads)))
 
     def slots(self) -> Slots:
         """Room for sequences' tokens."""

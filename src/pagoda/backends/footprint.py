@@ -56,9 +56,13 @@ def footprint(build: Callable[[Ops], None], formats: Mapping[str, str], activati
     buffers, _ = prepare(recording, fuse=True)
     read = 0
     for i in recording.instructions:
-        for w in (recording.matrices[c] for c in i.constants if i.op in (Op.LINEAR, Op.EMBED)):
+        for w in (recording.matrices[c] for c in i.constants if i.op in (Op.LINEAR, Op.EMBED, Op.EXPERTS)):
             whole = _native.packed_bytes(formats[w.name], *w.shape)
-            read += whole if i.op is Op.LINEAR else whole // w.shape[0]
+            if i.op is Op.EXPERTS:  # of all experts, those that a row is sent to
+                experts, chosen, _ = i.whole
+                read += whole * chosen // experts
+            else:
+                read += whole if i.op is Op.LINEAR else whole // w.shape[0]
     rows = {"R": 0, "S": 0}
     for b in buffers:
         rows[b.rows] += b.width * b.integer + b.width // BLOCK * BLOCK_EXTRA if b.integer else b.width * 4

@@ -10,6 +10,7 @@ step is in `Step`; what a verb needs besides is in its static arguments.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -25,6 +26,9 @@ Value = Any
 Weight = Any
 """A backend's own: a matrix [n, k] or a vector [k], packed as it likes."""
 Rows = Literal["R", "S"]
+Activation = Literal["silu", "gelu_tanh", "swiglu_clamped"]
+Routing = Literal["chosen", "all"]
+"""Over which experts' scores the softmax goes that weighs the chosen ones."""
 
 
 class StoredFormat(Protocol):
@@ -57,6 +61,10 @@ class Extent(Protocol):
     @property
     def size(self) -> int:
         """Bytes."""
+        ...
+
+    def part(self, start: int, size: int) -> Extent:
+        """`size` of them from byte `start` on."""
         ...
 
     def read(self) -> Bytes:
@@ -131,6 +139,32 @@ class KVLayer:
     head_dim: int
     scale: float
     """Scores are (q . k) * scale."""
+    window: int | None = None
+    """A row at position p sees keys p - window + 1 to p (Beltagy et al. 2020, "Longformer", 3.1); None: all up to p."""
+    soft_cap: float | None = None
+    """Scores become soft_cap * tanh(score / soft_cap) ("Gemma 2", 2024, section 2); None: they stay."""
+    sinks: Weight | None = None
+    """[query heads]: a score for each head that takes weight and has no value (Xiao et al. 2023, "Attention sinks",
+    as gpt-oss has it); None: nothing takes weight but keys."""
+
+    def __post_init__(self) -> None:
+        if self.window is not None and self.window < 1:
+            raise ValueError(f"a window is at least 1 key, got {self.window}")
+        if self.soft_cap is not None and not 0 < self.soft_cap < math.inf:
+            raise ValueError(f"a soft cap is positive and finite, got {self.soft_cap}")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Experts:
+    """The matrices of a mixture of experts (Shazeer et al. 2017), in the order of the router's scores."""
+
+    gate: Sequence[Weight]
+    up: Sequence[Weight]
+    """[F, D] each, as `gate`."""
+    down: Sequence[Weight]
+    """[D, F] each."""
+    biases: tuple[Weight, Weight, Weight] | None = None
+    """Of gate [E, F], up [E, F] and down [E, D]: a row for each expert."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -147,7 +181,8 @@ class Step:
     sequences: Ints
     """[R] row -> sequence, 0 to B - 1, not descending."""
     tables: tuple[Ints, ...]
-    """Per KV group [B, widest]: page numbers in order; entries past a sequence's end are never read."""
+    """Per KV group [B, widest]: page numbers in order. Entries past a sequence's end are never read, nor those before
+    its first row's window, if all layers of the group have one."""
     sampled: Ints
     """[S] rows whose logits are wanted, ascending."""
     inputs: dict[str, Floats] = field(default_factory=dict)
@@ -170,17 +205,22 @@ class Ops(Protocol):
         ...
 
     def linear(
-        self, x: Value, weights: Weight | Sequence[Weight], site: str = ""
+        self,
+        x: Value,
+        weights: Weight | Sequence[Weight],
+        site: str = "",
+        bias: Weight | Sequence[Weight] | None = None,
     ) -> Any:  # a Value for one weight, a tuple of Values for a sequence of them
-        """x @ W.T for W [N, K]; several weights read the same x in one pass.
+        """x @ W.T + b for W [N, K] and b [N], if there is one; several weights read the same x in one pass.
 
         Weights in a quantised format read x as int16 or int8 in blocks of 32, unless the backend was opened with f32
         activations. `site` names the place for adapters: `layers.3.qkv`.
         """
         ...
 
-    def norm(self, x: Value, weight: Weight, eps: float) -> Value:
-        """x / sqrt(mean(x^2) + eps) * weight over the last axis (RMSNorm; Zhang & Sennrich 2019)."""
+    def norm(self, x: Value, weight: Weight, eps: float, heads: int = 1) -> Value:
+        """x / sqrt(mean(x^2) + eps) * weight (RMSNorm; Zhang & Sennrich 2019), for each of `heads` equal parts of a row
+        with the same weight [width / heads]."""
         ...
 
     def rope(self, q: Value, k: Value, head_dim: int, table: RopeTable) -> tuple[Value, Value]:
@@ -188,18 +228,36 @@ class Ops(Protocol):
         ...
 
     def attend(self, q: Value, k: Value, v: Value, kv: KVLayer) -> Value:
-        """Causal attention with grouped query heads: R x (H * head_dim).
+        """Causal attention with grouped query heads: R x (H * head_dim); `kv` says how scores are formed.
 
         Writes k and v to the cache in its stored form, then reads only what is stored, its own rows included.
         """
         ...
 
-    def act(self, gate: Value, up: Value, kind: Literal["silu"]) -> Value:
-        """silu(gate) * up, with silu(x) = x / (1 + exp(-x))."""
+    def act(self, gate: Value, up: Value, kind: Activation) -> Value:
+        """f(gate) * up.
+
+        `silu`: f(x) = x / (1 + exp(-x)). `gelu_tanh`: f(x) = x / (1 + exp(-2z)), z = sqrt(2 / pi) (x + 0.044715 x^3),
+        which is x (1 + tanh z) / 2 (Hendrycks & Gimpel 2016). `swiglu_clamped` (gpt-oss): gate held to
+        7 at most, up to within 7 of 0, then gate / (1 + exp(-1.702 gate)) * (up + 1).
+        """
+        ...
+
+    def moe(self, x: Value, scores: Value, experts: Experts, chosen: int, kind: Activation, routing: Routing) -> Value:
+        """The sum over the `chosen` experts of largest score [R, E] (ties: the lower number first) of weight times
+        down(act(gate(x), up(x))), best first."""
         ...
 
     def add(self, x: Value, y: Value) -> Value:
         """x + y."""
+        ...
+
+    def scale(self, x: Value, factor: float) -> Value:
+        """x * factor, the factor rounded to f32."""
+        ...
+
+    def soft_cap(self, x: Value, cap: float) -> Value:
+        """cap * tanh(x / cap): within -cap and cap."""
         ...
 
     def pick(self, x: Value) -> Value:
@@ -240,6 +298,11 @@ class KVStore(Protocol):
 
     def copy(self, group: int, source: int, target: int, slots: int) -> None:
         """Copy the first `slots` slots of a page, in every layer."""
+        ...
+
+    @property
+    def unit_bytes(self) -> int:
+        """Bytes of one page of every group, all layers, as `Backend.transfer` moves them."""
         ...
 
 
@@ -304,6 +367,18 @@ class Pending(Protocol):
         ...
 
 
+Unit = tuple[int, ...]
+"""One page of each KV group."""
+
+
+class PendingTransfer(Protocol):
+    """Pages on their way."""
+
+    def wait(self) -> tuple[list[Bytes], float]:
+        """Until it is done, without the GIL: the bytes of each page saved, and how long it took in seconds. Once."""
+        ...
+
+
 class Program(Protocol):
     """A recorded or callable forward pass."""
 
@@ -325,6 +400,8 @@ class Backend(Protocol):
 
     name: str
     activations: str
+    layout: str
+    """What the bytes of a page mean, besides the KV format: pages are moved within one layout only."""
 
     def weights(self, tensors: Sequence[StoredTensor]) -> list[Weight]:
         """Pack several stored tensors, in their order; none of their bytes are needed afterwards."""
@@ -339,6 +416,15 @@ class Backend(Protocol):
 
         Raises:
             MemoryLimit: it cannot be had.
+        """
+        ...
+
+    def transfer(self, kv: KVStore, saves: Sequence[Unit], loads: Sequence[tuple[Unit, Bytes]]) -> PendingTransfer:
+        """Copy pages out, then others in, in order with the steps submitted before and after; returns at once. No page
+        is loaded twice.
+
+        Raises:
+            ValueError: a page that is not there, or bytes of another size.
         """
         ...
 

@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from typing import Any, Literal
+from typing import Any, get_args
 
-from pagoda.backends.ops import Floats, KVLayer, RopeTable, Rows
+from pagoda.backends.ops import Activation, Experts, Floats, KVLayer, RopeTable, Routing, Rows
 
 NONE = -1
 """An absent operand."""
+ACTS = get_args(Activation)
+"""In the order of `Act` in native/src/kernels.h."""
+ROUTINGS = get_args(Routing)
 INTEGERS = {"int8": 1, "int16": 2, "f32": 0}
 """Activations -> bytes of a number, if quantised."""
 
@@ -36,6 +39,11 @@ class Op(IntEnum):
     ADD = 11
     PICK = 12
     OUTPUT = 13
+    SCALE = 14
+    SOFT_CAP = 15
+    ROUTE = 16
+    EXPERTS = 17
+    COMBINE = 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,12 +136,23 @@ class Recorder:
         at = _number(self.recording.matrices, weight)
         return self._emit(Op.EMBED, Shape("R", weight.shape[1]), constants=(at,))[0]
 
-    def linear(self, x: int, weights: NativeWeight | Sequence[NativeWeight], site: str = "") -> Any:  # noqa: ARG002
-        """x @ W.T; weights that read the same form of x share a pass. No adapters yet: `site` changes nothing."""
+    def linear(
+        self,
+        x: int,
+        weights: NativeWeight | Sequence[NativeWeight],
+        site: str = "",  # noqa: ARG002
+        bias: NativeWeight | Sequence[NativeWeight] | None = None,
+    ) -> Any:
+        """x @ W.T + b; weights that read the same form of x share a pass. No adapters yet: `site` changes nothing."""
         several = [weights] if isinstance(weights, NativeWeight) else list(weights)
+        biases = [bias] if isinstance(bias, NativeWeight) else list(bias or ())
         for w in several:
             if len(w.shape) != 2 or w.shape[1] != self._shape(x).width:
                 raise ValueError(f"{w.name} is {w.shape}, its input {self._shape(x).width} wide")
+        for w, b in zip(several, biases, strict=True) if biases else ():
+            if b.shape != w.shape[:1]:
+                raise ValueError(f"{b.name} is {b.shape}, what it is added to {w.shape[0]} wide")
+        added = [_number(self.recording.vectors, b) for b in biases]
         made: dict[int, int] = {}
         for integers in (True, False):
             chosen = [i for i, w in enumerate(several) if (w.quantized and self._integer > 0) == integers]
@@ -146,6 +165,7 @@ class Recorder:
                 *(Shape(rows, several[i].shape[0]) for i in chosen),
                 reads=(read,),
                 constants=tuple(_number(self.recording.matrices, several[i]) for i in chosen),
+                whole=tuple(added[i] for i in chosen) if added else (),
             )
             made.update(zip(chosen, written, strict=True))
         if isinstance(weights, NativeWeight):
@@ -158,13 +178,13 @@ class Recorder:
             self._quantized[x] = self._emit(Op.QUANTIZE, shape, reads=(x,))[0]
         return self._quantized[x]
 
-    def norm(self, x: int, weight: NativeWeight, eps: float) -> int:
-        """RMSNorm."""
-        if weight.shape != (self._shape(x).width,):
-            raise ValueError(f"{weight.name} is {weight.shape}, its input {self._shape(x).width} wide")
+    def norm(self, x: int, weight: NativeWeight, eps: float, heads: int = 1) -> int:
+        """RMSNorm of each head."""
+        if len(weight.shape) != 1 or heads * weight.shape[0] != self._shape(x).width:
+            raise ValueError(f"{weight.name} is {weight.shape}, its input {self._shape(x).width} wide in {heads} heads")
         y = self.recording.value(self._shape(x))
         at = _number(self.recording.vectors, weight)
-        self.recording.instructions.append(Instruction(Op.NORM, (x, NONE), (NONE, y, NONE), (at,), (), (eps,)))
+        self.recording.instructions.append(Instruction(Op.NORM, (x, NONE), (NONE, y, NONE), (at,), (heads,), (eps,)))
         return y
 
     def rope(self, q: int, k: int, head_dim: int, table: RopeTable) -> tuple[int, int]:
@@ -180,26 +200,77 @@ class Recorder:
             raise ValueError(f"{kv} cannot take keys {self._shape(k).width} and values {self._shape(v).width} wide")
         if width % (kv.heads * kv.head_dim):
             raise ValueError(f"{kv} cannot take queries {width} wide")
+        if kv.sinks is not None and kv.sinks.shape != (width // kv.head_dim,):
+            raise ValueError(f"{kv.sinks.name} is {kv.sinks.shape}, there are {width // kv.head_dim} query heads")
         place = (kv.group, kv.layer)
         self._emit(Op.STORE, reads=(k, v), whole=place)
-        y = self._emit(Op.ATTEND, Shape("R", width), reads=(q,), whole=place, real=(kv.scale,))[0]
+        form: dict[str, Any] = {
+            "constants": () if kv.sinks is None else (_number(self.recording.vectors, kv.sinks),),
+            "whole": (*place, kv.window or 0),
+            "real": (kv.scale, kv.soft_cap or 0.0),
+        }
+        y = self._emit(Op.ATTEND, Shape("R", width), reads=(q,), **form)[0]
         # Reads what it writes: the rows that were not split stay.
-        self.recording.instructions.append(Instruction(Op.MERGE, (y,), (y,), (), place))
+        self.recording.instructions.append(Instruction(Op.MERGE, (y,), (y,), **form))
         return y
 
-    def act(self, gate: int, up: int, kind: Literal["silu"]) -> int:
-        """silu(gate) * up."""
-        if kind != "silu":
-            raise ValueError(f"act knows silu, got {kind!r}")
+    def act(self, gate: int, up: int, kind: Activation) -> int:
+        """f(gate) * up."""
+        if kind not in ACTS:
+            raise ValueError(f"act knows {', '.join(ACTS)}, got {kind!r}")
         self._same(gate, up)
         y = self.recording.value(self._shape(gate))
-        self.recording.instructions.append(Instruction(Op.ACT, (gate, up), (y, NONE)))
+        self.recording.instructions.append(Instruction(Op.ACT, (gate, up), (y, NONE), whole=(ACTS.index(kind),)))
         return y
+
+    def moe(self, x: int, scores: int, experts: Experts, chosen: int, kind: Activation, routing: Routing) -> int:
+        """Choose, then gate and up, act, down, and add; till then a row's experts lie side by side."""
+        count, (hidden, width) = len(experts.gate), experts.gate[0].shape
+        if (self._shape(scores).width, self._shape(x).width) != (count, width) or not 1 <= chosen <= count:
+            raise ValueError(
+                f"{chosen} of {count} experts of {width} cannot be chosen by {self._shape(scores).width} scores "
+                f"for an input {self._shape(x).width} wide"
+            )
+        whole = (chosen, ROUTINGS.index(routing))
+        routes = self._emit(Op.ROUTE, Shape("R", 2 * chosen), reads=(scores,), whole=whole)[0]
+        biases: tuple[NativeWeight | None, ...] = experts.biases or (None, None, None)
+        gate, up = (
+            self._experts(x, routes, weights, bias, chosen, hidden)
+            for weights, bias in ((experts.gate, biases[0]), (experts.up, biases[1]))
+        )
+        y = self._experts(self.act(gate, up, kind), routes, experts.down, biases[2], chosen, width)
+        return self._emit(Op.COMBINE, Shape("R", width), reads=(y, routes))[0]
+
+    def _experts(
+        self, x: int, routes: int, weights: Sequence[NativeWeight], bias: NativeWeight | None, chosen: int, rows: int
+    ) -> int:
+        """Each chosen expert's product: [R, chosen * rows]. x has one input for all of them, or one for each."""
+        read = self._as_integers(x) if weights[0].quantized and self._integer else x
+        for w in weights:
+            if w.shape != weights[0].shape or w.quantized != weights[0].quantized:
+                raise ValueError(f"experts must be alike: {w.name} is {w.shape}, {weights[0].name} {weights[0].shape}")
+        constants = tuple(_number(self.recording.matrices, w) for w in (*weights, *([bias] if bias else [])))
+        wide = int(self._shape(x).width != weights[0].shape[1])
+        return self._emit(
+            Op.EXPERTS,
+            Shape("R", chosen * rows),
+            reads=(read, routes),
+            constants=constants,
+            whole=(len(weights), chosen, wide),
+        )[0]
 
     def add(self, x: int, y: int) -> int:
         """x + y."""
         self._same(x, y)
         return self._emit(Op.ADD, self._shape(x), reads=(x, y))[0]
+
+    def scale(self, x: int, factor: float) -> int:
+        """x * factor."""
+        return self._emit(Op.SCALE, self._shape(x), reads=(x,), real=(factor,))[0]
+
+    def soft_cap(self, x: int, cap: float) -> int:
+        """cap * tanh(x / cap)."""
+        return self._emit(Op.SOFT_CAP, self._shape(x), reads=(x,), real=(cap,))[0]
 
     def pick(self, x: int) -> int:
         """Rows `Step.sampled` of x."""

@@ -13,37 +13,40 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import Any, Literal
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from pagoda.backends.ops import (
+    Activation,
+    Bytes,
     Draw,
+    Experts,
     Floats,
-    Ints,
     KVGroup,
     KVLayer,
     KVStore,
     Ops,
     RopeTable,
+    Routing,
     Rows,
     Slots,
     Step,
     StepOutput,
     StoredTensor,
+    Unit,
 )
-from pagoda.backends.reference_store import ReferenceKVStore, ReferenceSlots
-from pagoda.backends.sampling import likeliest, log_softmax, sample
+from pagoda.backends.reference_step import check_step, draw_rows, known_ids
+from pagoda.backends.reference_store import ReferenceKVStore, ReferenceSlots, ReferenceTransfer
 from pagoda.config import ACTIVATIONS, KV_FORMATS
 from pagoda.errors import InvalidConfig, MemoryLimit
 
 Doubles = npt.NDArray[np.float64]
 
-LOGITS = "logits"
-"""The output that draws sample."""
 UNQUANTISED = ("f32", "f16", "bf16")
 """Weight formats that read activations as they are."""
+ACTS = get_args(Activation)
 BLOCK = 32
 """Activations are quantised in runs of this many."""
 TOPS = {"int8": 127, "int16": 32767}
@@ -95,11 +98,27 @@ class ReferenceOps:
             raise ValueError(f"token ids run from 0 to {size - 1} in {weight.name}, got {ids.tolist()}")
         return weight.values[ids]
 
-    def linear(self, x: Floats, weights: ReferenceWeight | Sequence[ReferenceWeight], site: str = "") -> Any:  # noqa: ARG002
-        """x @ W.T, x as blocks of integers if W is quantised and activations are. `site` changes nothing here."""
+    def linear(
+        self,
+        x: Floats,
+        weights: ReferenceWeight | Sequence[ReferenceWeight],
+        site: str = "",  # noqa: ARG002
+        bias: ReferenceWeight | Sequence[ReferenceWeight] | None = None,
+    ) -> Any:
+        """x @ W.T + b, x as blocks of integers if W is quantised and activations are. `site` changes nothing here."""
         if isinstance(weights, ReferenceWeight):
-            return self._product(x, weights)
-        return tuple(self._product(x, weight) for weight in weights)
+            assert bias is None or isinstance(bias, ReferenceWeight)
+            return self._biased(self._product(x, weights), bias)
+        biases = [None] * len(weights) if bias is None else bias
+        assert not isinstance(biases, ReferenceWeight)
+        return tuple(self._biased(self._product(x, w), b) for w, b in zip(weights, biases, strict=True))
+
+    def _biased(self, x: Floats, bias: ReferenceWeight | None) -> Floats:
+        if bias is None:
+            return x
+        if bias.values.shape != x.shape[1:]:
+            raise ValueError(f"{bias.name} is {bias.values.shape}, what it is added to {x.shape}")
+        return x + bias.values
 
     def _product(self, x: Floats, weight: ReferenceWeight) -> Floats:
         if x.shape[1:] != weight.values.shape[1:]:
@@ -109,13 +128,13 @@ class ReferenceOps:
         product: Doubles = read @ weight.values.T.astype(np.float64)
         return product.astype(np.float32)
 
-    def norm(self, x: Floats, weight: ReferenceWeight, eps: float) -> Floats:
-        """x / sqrt(mean(x^2) + eps) * weight."""
-        if x.shape[1:] != weight.values.shape:
-            raise ValueError(f"{weight.name} is {weight.values.shape}, its input {x.shape}")
-        wide = x.astype(np.float64)
-        scale: Doubles = np.sqrt((wide * wide).mean(axis=1, keepdims=True) + eps)
-        return (wide / scale * weight.values).astype(np.float32)
+    def norm(self, x: Floats, weight: ReferenceWeight, eps: float, heads: int = 1) -> Floats:
+        """x / sqrt(mean(x^2) + eps) * weight, for each of `heads` parts of a row."""
+        if (x.shape[1],) != (heads * weight.values.size,):
+            raise ValueError(f"{weight.name} is {weight.values.shape}, its input {x.shape} of {heads} heads")
+        wide = x.reshape(len(x), heads, weight.values.size).astype(np.float64)
+        scale: Doubles = np.sqrt((wide * wide).mean(axis=2, keepdims=True) + eps)
+        return (wide / scale * weight.values).astype(np.float32).reshape(x.shape)
 
     def rope(self, q: Floats, k: Floats, head_dim: int, table: RopeTable) -> tuple[Floats, Floats]:
         """Rotate each head of q and k."""
@@ -139,13 +158,15 @@ class ReferenceOps:
         return rotated.reshape(x.shape).astype(np.float32)
 
     def attend(self, q: Floats, k: Floats, v: Floats, kv: KVLayer) -> Floats:
-        """Write k and v, then attend to what is stored: row by row, keys 0 to the row's own position."""
+        """Write k and v, then attend to what is stored: row by row, the keys in its window up to its own position."""
         step, store = self._step, self._kv
         group = store.groups[kv.group]
         if (kv.heads, kv.head_dim) != (group.heads, group.head_dim) or not 0 <= kv.layer < group.layers:
             raise ValueError(f"{kv} does not fit {group}")
         if k.shape != v.shape or k.shape[1] != kv.heads * kv.head_dim or q.shape[1] % k.shape[1]:
             raise ValueError(f"{kv} cannot take q {q.shape}, k {k.shape}, v {v.shape}")
+        if kv.sinks is not None and kv.sinks.values.shape != (q.shape[1] // kv.head_dim,):
+            raise ValueError(f"{kv.sinks.name} is {kv.sinks.values.shape}, q is {q.shape} in heads of {kv.head_dim}")
         table = step.tables[kv.group]
         places = step.positions // store.page_size
         if places.max() >= table.shape[1]:
@@ -154,26 +175,64 @@ class ReferenceOps:
         result = np.empty(q.shape, np.float32)
         for sequence in np.unique(step.sequences):
             rows = np.flatnonzero(step.sequences == sequence)
-            keys, values = store.read(kv, table[sequence], int(step.positions[rows[-1]]) + 1)
+            begin = _first_seen(int(step.positions[rows[0]]), kv.window)
+            keys, values = store.read(kv, table[sequence], begin, int(step.positions[rows[-1]]) + 1)
             for row in rows:
-                seen = int(step.positions[row]) + 1
-                result[row] = _attention(q[row], keys[:seen], values[:seen], kv.scale)
+                position = int(step.positions[row])
+                seen = slice(_first_seen(position, kv.window) - begin, position + 1 - begin)
+                result[row] = _attention(q[row], keys[seen], values[seen], kv)
         return result
 
-    def act(self, gate: Floats, up: Floats, kind: Literal["silu"]) -> Floats:
-        """silu(gate) * up."""
-        if kind != "silu":
-            raise ValueError(f"act knows silu, got {kind!r}")
+    def act(self, gate: Floats, up: Floats, kind: Activation) -> Floats:
+        """f(gate) * up."""
+        if kind not in ACTS:
+            raise ValueError(f"act knows {', '.join(ACTS)}, got {kind!r}")
         _check_same(gate, up)
         g = gate.astype(np.float64)
-        with np.errstate(over="ignore"):  # exp(-g) may be infinite: the quotient is then 0, as it should be
-            silu: Doubles = g / (1 + np.exp(-g))
-        return (silu * up).astype(np.float32)
+        if kind == "swiglu_clamped":
+            g, up = np.minimum(g, 7.0), np.clip(up, -7, 7) + np.float32(1)
+        z = {"silu": g, "swiglu_clamped": 1.702 * g}.get(kind)
+        if z is None:
+            z = 2 * np.sqrt(2 / np.pi) * (g + 0.044715 * g**3)
+        with np.errstate(over="ignore"):  # exp(-z) may be infinite: the quotient is then 0, as it should be
+            turned: Doubles = g / (1 + np.exp(-z))
+        return (turned * up).astype(np.float32)
+
+    def moe(
+        self, x: Floats, scores: Floats, experts: Experts, chosen: int, kind: Activation, routing: Routing
+    ) -> Floats:
+        """Row by row, expert by expert."""
+        if scores.shape != (len(x), len(experts.gate)) or not 1 <= chosen <= len(experts.gate):
+            raise ValueError(f"{chosen} of {len(experts.gate)} experts cannot be chosen by scores {scores.shape}")
+        result = np.zeros((len(x), experts.down[0].values.shape[0]), np.float64)
+        for r in range(len(x)):
+            wide = scores[r].astype(np.float64)
+            best = np.argsort(-wide, kind="stable")[:chosen]
+            weights = np.exp(wide - wide.max())
+            weights /= (weights if routing == "all" else weights[best]).sum()
+            for e in best:
+                gate, up = (
+                    self._product(x[r : r + 1], w[e]) + (0 if experts.biases is None else experts.biases[i].values[e])
+                    for i, w in enumerate((experts.gate, experts.up))
+                )
+                y = self._product(self.act(gate, up, kind), experts.down[e])
+                bias = 0 if experts.biases is None else experts.biases[2].values[e]
+                result[r] += weights[e] * (y[0] + bias)
+        return result.astype(np.float32)
 
     def add(self, x: Floats, y: Floats) -> Floats:
         """x + y."""
         _check_same(x, y)
         return (x.astype(np.float64) + y).astype(np.float32)
+
+    def scale(self, x: Floats, factor: float) -> Floats:
+        """x * factor."""
+        return x * np.float32(factor)
+
+    def soft_cap(self, x: Floats, cap: float) -> Floats:
+        """cap * tanh(x / cap)."""
+        capped: Doubles = cap * np.tanh(x.astype(np.float64) / cap)
+        return capped.astype(np.float32)
 
     def pick(self, x: Floats) -> Floats:
         """Rows `Step.sampled` of x."""
@@ -203,54 +262,25 @@ def _check_same(x: Floats, y: Floats) -> None:
         raise ValueError(f"shapes must be equal, got {x.shape} and {y.shape}")
 
 
-def _attention(q: Floats, keys: Doubles, values: Doubles, scale: float) -> Doubles:
+def _first_seen(position: int, window: int | None) -> int:
+    return 0 if window is None else max(0, position - window + 1)
+
+
+def _attention(q: Floats, keys: Doubles, values: Doubles, kv: KVLayer) -> Doubles:
     """One row's attention: q [H * dim], keys and values [n, G, dim] -> [H * dim]; head h reads key head h * G / H."""
     groups, dim = keys.shape[1:]
     heads = q.reshape(groups, -1, dim).astype(np.float64)
     result = np.empty_like(heads)
+    sinks = np.full(heads.shape[:2], -np.inf) if kv.sinks is None else kv.sinks.values.reshape(groups, -1)
     for g in range(groups):
-        scores = heads[g] @ keys[:, g].T * scale
-        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-        result[g] = weights @ values[:, g] / weights.sum(axis=1, keepdims=True)
+        scores = heads[g] @ keys[:, g].T * kv.scale
+        if kv.soft_cap is not None:
+            scores = kv.soft_cap * np.tanh(scores / kv.soft_cap)
+        sink = sinks[g][:, None].astype(np.float64)
+        top = np.maximum(scores.max(axis=1, keepdims=True), sink)
+        weights = np.exp(scores - top)
+        result[g] = weights @ values[:, g] / (weights.sum(axis=1, keepdims=True) + np.exp(sink - top))
     return result.reshape(-1)
-
-
-def check_step(step: Step, groups: int) -> None:
-    """Check what `Step` promises.
-
-    Raises:
-        ValueError: it does not hold; the message says which part.
-    """
-    rows = len(step.ids)
-    for name in ("ids", "positions", "sequences", "sampled", "slots"):
-        array = getattr(step, name)
-        if array.dtype != np.int32 or array.ndim != 1:
-            raise ValueError(f"Step.{name} must be one row of int32, got {array.ndim} axes of {array.dtype}")
-        if name in ("positions", "sequences") and len(array) != rows:
-            raise ValueError(f"Step.{name} must have {rows} numbers, one for each of Step.ids, got {len(array)}")
-    if rows == 0:
-        raise ValueError("a step has at least one row")
-    if step.positions.min() < 0 or step.sequences.min() < 0:
-        raise ValueError("Step.positions and Step.sequences must not be negative")
-    change = np.diff(step.sequences)
-    if (change < 0).any():
-        raise ValueError(f"Step.sequences must not descend, got {step.sequences.tolist()}")
-    if (np.diff(step.positions)[change == 0] <= 0).any():
-        raise ValueError(f"Step.positions must ascend within a sequence, got {step.positions.tolist()}")
-    sampled = step.sampled
-    if len(sampled) and (sampled.min() < 0 or sampled.max() >= rows or (np.diff(sampled) < 0).any()):
-        raise ValueError(f"Step.sampled must be ascending rows under {rows}, got {sampled.tolist()}")
-    _check_sequences(step, int(step.sequences[-1]) + 1, groups)
-
-
-def _check_sequences(step: Step, sequences: int, groups: int) -> None:
-    if len(step.slots) not in (0, sequences):
-        raise ValueError(f"Step.slots must have one slot for each of {sequences} sequences, got {step.slots.tolist()}")
-    if len(step.tables) != groups:
-        raise ValueError(f"Step.tables must have one table for each of {groups} KV groups, got {len(step.tables)}")
-    for table in step.tables:
-        if table.dtype != np.int32 or table.ndim != 2 or len(table) != sequences:
-            raise ValueError(f"a page table must be [{sequences}, pages] of int32, got {table.shape} of {table.dtype}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,10 +318,10 @@ class ReferenceProgram:
             slots.start(slot, prompt)
         for group, source, target, count in step.copies:
             kv.copy(group, source, target, count)
-        known = replace(step, ids=_known_ids(step, slots))
+        known = replace(step, ids=known_ids(step, slots))
         ops = ReferenceOps(kv, known, self._activations)
         self._build(ops)
-        drawn = _sample(ops.outputs, known, slots, draws) if draws else ((), (), (), ())
+        drawn = draw_rows(ops.outputs, known, slots, draws) if draws else ((), (), (), ())
         seconds = perf_counter() - began
         return ReferencePending(StepOutput(ops.outputs if outputs else {}, *drawn, seconds))
 
@@ -300,53 +330,11 @@ class ReferenceProgram:
         return self.submit(kv, step, outputs=True).wait().outputs
 
 
-def _known_ids(step: Step, slots: ReferenceSlots) -> Ints:
-    """`Step.ids` with -1 replaced by the token that its sequence sampled last, and less by that of its guesses."""
-    ids = step.ids.copy()
-    for row in np.flatnonzero(ids < 0) if len(step.slots) else ():
-        sequence = step.sequences[row]
-        if ids[row] == -1:
-            ids[row] = slots.last(int(step.slots[sequence]))
-        else:
-            ids[row] = slots.guess(int(step.guesses[sequence]), -2 - int(ids[row]))
-    return ids
-
-
-Drawn = tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...], tuple[tuple[tuple[int, float], ...], ...]]
-
-
-def _sample(outputs: dict[str, Floats], step: Step, slots: ReferenceSlots, draws: Sequence[Draw]) -> Drawn:
-    """Each draw's count of tokens; then tokens, log-probabilities and likeliest tokens. The tokens join their slots."""
-    if LOGITS not in outputs or sum(1 + draw.drafts for draw in draws) != len(step.sampled):
-        rows = len(step.sampled)
-        raise ValueError(
-            f"one draw is needed for each of {rows} sampled rows of {LOGITS!r} that is no draft's: {draws}"
-        )
-    logits, first = outputs[LOGITS], 0
-    counts: list[int] = []
-    tokens: list[int] = []
-    logprobs: list[float] = []
-    top: list[tuple[tuple[int, float], ...]] = []
-    for draw in draws:
-        before = len(tokens)
-        for i, row in enumerate(range(first, first + 1 + draw.drafts)):
-            x, at = logits[row], replace(draw, position=draw.position + i)
-            token = sample(x, at, *slots.tokens(draw.slot)).token
-            slots.push(draw.slot, token)
-            tokens.append(token)
-            logprobs.append(float(log_softmax(x)[token]) if draw.logprobs >= 0 else 0.0)
-            top.append(likeliest(x, max(draw.logprobs, 0)))
-            if i < draw.drafts and step.ids[step.sampled[row] + 1] != token:
-                break
-        counts.append(len(tokens) - before)
-        first += 1 + draw.drafts
-    return tuple(counts), tuple(tokens), tuple(logprobs), tuple(top)
-
-
 class ReferenceBackend:
     """Opens the reference. `threads` is there because every backend takes it: NumPy's own are used."""
 
     name = "reference"
+    layout = "reference-1"
 
     def __init__(self, activations: str = "int16", threads: int | None = None) -> None:
         if activations not in ACTIVATIONS:
@@ -378,6 +366,12 @@ class ReferenceBackend:
             return ReferenceKVStore(groups, pages, page_size, kv_format)
         except MemoryError as error:
             raise MemoryLimit(f"no memory for {tuple(pages)} KV pages: {error}; ask for fewer") from error
+
+    def transfer(self, kv: KVStore, saves: Sequence[Unit], loads: Sequence[tuple[Unit, Bytes]]) -> ReferenceTransfer:
+        """Copy pages out, then others in."""
+        if not isinstance(kv, ReferenceKVStore):
+            raise ValueError(f"the reference backend needs a KV store of its own, got {kv}")
+        return kv.transfer(saves, loads)
 
     def slots(self) -> ReferenceSlots:
         """Room for sequences' tokens."""

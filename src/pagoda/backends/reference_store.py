@@ -6,12 +6,14 @@ It checks what faster backends take on trust: page numbers, and that no slot is 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from time import perf_counter
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from pagoda.backends.ops import Floats, Ints, KVGroup, KVLayer
+from pagoda.backends.ops import Bytes, Floats, Ints, KVGroup, KVLayer, Unit
 
 Doubles = npt.NDArray[np.float64]
 Numbers = npt.NDArray[Any]
@@ -94,6 +96,18 @@ def restored(numbers: Numbers, scales: Numbers, kv_format: str) -> Doubles:
     return turned
 
 
+@dataclass(frozen=True, slots=True)
+class ReferenceTransfer:
+    """Pages that have been moved already."""
+
+    saved: list[Bytes]
+    seconds: float
+
+    def wait(self) -> tuple[list[Bytes], float]:
+        """At once."""
+        return self.saved, self.seconds
+
+
 class ReferenceKVStore:
     """Keys and values as arrays [layers, pages, page_size, heads, head_dim] per group, in their stored form."""
 
@@ -125,6 +139,43 @@ class ReferenceKVStore:
         for array in (*self._arrays(group), self.written[group]):
             array[:, target, :slots] = array[:, source, :slots]
 
+    @property
+    def unit_bytes(self) -> int:
+        """Bytes of one page of every group, all layers."""
+        return sum(len(part) for part in self._parts((0,) * len(self.groups)))
+
+    def transfer(self, saves: Sequence[Unit], loads: Sequence[tuple[Unit, Bytes]]) -> ReferenceTransfer:
+        """Copy pages out, then others in."""
+        began = perf_counter()
+        saved = [self.read_unit(unit) for unit in saves]
+        for unit, raw in loads:
+            self.write_unit(unit, raw)
+        return ReferenceTransfer(saved, perf_counter() - began)
+
+    def read_unit(self, unit: Sequence[int]) -> Bytes:
+        """The bytes of one page of each group."""
+        return np.frombuffer(b"".join(self._parts(unit)), np.uint8)
+
+    def write_unit(self, unit: Sequence[int], raw: Bytes) -> None:
+        """Put back what `read_unit` gave, in the same or another page of each group."""
+        self._check_unit(unit)
+        if raw.size != self.unit_bytes:
+            raise ValueError(f"a page of each group has {self.unit_bytes} bytes, got {raw.size}")
+        at = 0
+        for group, page in enumerate(unit):
+            for array in (*self._arrays(group), self.written[group]):
+                part = array[:, page]
+                part[...] = raw[at : at + part.nbytes].view(part.dtype).reshape(part.shape)
+                at += part.nbytes
+
+    def _parts(self, unit: Sequence[int]) -> list[bytes]:
+        self._check_unit(unit)
+        return [
+            array[:, page].tobytes()
+            for group, page in enumerate(unit)
+            for array in (*self._arrays(group), self.written[group])
+        ]
+
     def write(self, kv: KVLayer, pages: Ints, slots: Ints, k: Floats, v: Floats) -> None:
         """Store k and v [rows, heads * head_dim], row i in slot slots[i] of page pages[i]."""
         self._check_pages(kv.group, pages)
@@ -136,15 +187,18 @@ class ReferenceKVStore:
             array[kv.layer, pages, slots] = form
         self.written[kv.group][kv.layer, pages, slots] = True
 
-    def read(self, kv: KVLayer, table: Ints, count: int) -> tuple[Doubles, Doubles]:
-        """Keys and values of positions 0 to count - 1 of the sequence with this page table: [count, heads, dim]."""
-        pages = table[: -(-count // self.page_size)]
+    def read(self, kv: KVLayer, table: Ints, begin: int, end: int) -> tuple[Doubles, Doubles]:
+        """Keys and values of positions begin to end - 1 of the sequence with this page table: [count, heads, dim]."""
+        first = begin // self.page_size
+        pages = table[first : -(-end // self.page_size)]
+        wanted = slice(begin - first * self.page_size, end - first * self.page_size)
         self._check_pages(kv.group, pages)
-        missing = ~self.written[kv.group][kv.layer, pages].reshape(-1)[:count]
+        missing = ~self.written[kv.group][kv.layer, pages].reshape(-1)[wanted]
         if missing.any():
-            raise ValueError(f"position {int(missing.argmax())} of KV group {kv.group} is read but was never written")
+            position = begin + int(missing.argmax())
+            raise ValueError(f"position {position} of KV group {kv.group} is read but was never written")
         k, k_scales, v, v_scales = (
-            array[kv.layer, pages].reshape(len(pages) * self.page_size, *array.shape[3:])[:count]
+            array[kv.layer, pages].reshape(len(pages) * self.page_size, *array.shape[3:])[wanted]
             for array in self._arrays(kv.group)
         )
         return restored(k, k_scales, self.kv_format), restored(v, v_scales, self.kv_format)
@@ -160,6 +214,12 @@ class ReferenceKVStore:
                 assert np.isnan(array[~written]).all(), "a slot that was never written holds a number"
             for scales in (k_scales, v_scales):
                 assert np.isfinite(scales[written]).all(), "a scale is not a number"
+
+    def _check_unit(self, unit: Sequence[int]) -> None:
+        if len(unit) != len(self.groups):
+            raise ValueError(f"there are {len(self.groups)} KV groups, got pages {tuple(unit)}")
+        for group, page in enumerate(unit):
+            self._check_pages(group, np.array([page]))
 
     def _check_pages(self, group: int, pages: npt.NDArray[Any]) -> None:
         have = self.written[group].shape[1]

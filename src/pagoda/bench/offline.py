@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from pagoda.config import MAX_CHUNK
 from pagoda.engine import iterate, validate
 from pagoda.llm import engine_config, open_engine
 from pagoda.obs.observer import EngineState, NoObserver
@@ -94,9 +95,9 @@ class OfflineBench:
             max_num_seqs=most,
             max_model_len=longest,
             speculate="off",
+            chunk=MAX_CHUNK,
             prefix_cache=prefix_cache,
         )
-        self._chunk = config.scheduler.chunk
         began = time.perf_counter()
         self._opened = open_engine(config, self._clock)
         self.load_s = time.perf_counter() - began
@@ -132,7 +133,7 @@ class OfflineBench:
         self._clock.stamps.clear()
         if (context, batch) not in self._prompts:
             self._prompts[context, batch] = [self._prompt(context) for _ in range(batch)]
-        filling = context * batch // self._chunk  # steps in which those who came first already decode
+        filling = context * batch // MAX_CHUNK  # steps in which those who came first already decode
         requests = [self._request(prompt, DECODE_TOKENS + filling) for prompt in self._prompts[context, batch]]
         for _ in iterate(self._opened.engine, requests):
             pass

@@ -167,7 +167,7 @@ def plan_model(
     Raises:
         UnknownModel, ModelError, InvalidConfig, MemoryLimit: as starting an engine would.
     """
-    with open_model(config.model.model, progress=progress) as file:
+    with open_model(config.model.model, progress=progress, quantize=config.model.quantize) as file:
         tokenizer = Tokenizer.from_metadata(file.metadata)
         sizing = size(file, config, free_memory() if memory is None else memory)
         import_module("pagoda.server.app")  # a server's modules are part of its process

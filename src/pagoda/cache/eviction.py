@@ -31,6 +31,8 @@ class Eviction:
     """
 
     def __init__(self, pages: int, busy: Callable[[Node], bool]) -> None:
+        self.on_evict: Callable[[Node], None] = lambda _: None
+        """Called with each node that goes to make room, while it is still in the tree."""
         self._turn = pages
         self._busy = busy
         self._clock = 0
@@ -77,6 +79,8 @@ class Eviction:
     def forget(self, tree: RadixTree, node: Node) -> None:
         """Remove a node and all below it; whoever asks for it later is told that it was evicted."""
         self._remember(tree, node)
+        for gone in (node, *tree.below(node)):
+            self.on_evict(gone)
         tree.remove(node)
         self._tidy(tree)
 

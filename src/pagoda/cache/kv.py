@@ -4,7 +4,10 @@ Knows page tables, token ids and counts. Does not know what a page holds: whoeve
 and carries out the copies it returns before writing. Plans run strictly in order, so a page given back may be handed
 out at once, and a page may be shared once the plan that fills it is handed over: whoever reads it comes later.
 
-Every group's tables have the same length and are shared alike; only the page numbers differ.
+Every group's tables have the same length and are shared alike; only the page numbers differ. A group with a sliding
+window would give back the pages before it: its tables would start at a page other than 0 (plans and kernels would have
+to know which), counts of pages would differ by group (`_splits`, `_lack` and `alone` look at the first), a node of the
+tree would hold pages of some groups only, and a match could end only where a whole window's pages before it are kept.
 
 Paging after Kwon et al. 2023, "Efficient Memory Management for Large Language Model Serving with PagedAttention".
 """
@@ -12,13 +15,13 @@ Paging after Kwon et al. 2023, "Efficient Memory Management for Large Language M
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from pagoda.cache.eviction import Eviction
 from pagoda.cache.pins import Pins
 from pagoda.cache.pool import PagePool
 from pagoda.cache.radix import Found, Key, Node, Pages, RadixTree
-from pagoda.cache.tables import NO_ROOM, READY, Extension, Held, Match, Tables
+from pagoda.cache.tables import READY, Extension, Held, Match, Tables
 from pagoda.plan import PageCopy
 from pagoda.types import CacheCause, CacheReport, PinInfo
 
@@ -41,8 +44,12 @@ class KVCache:
         """Whether prefixes are kept."""
         self._reserve = self.pages_for(reserve)
         self._eviction = Eviction(min(pages), self._busy)
-        self._tree = RadixTree(page_size, self._keep, self._let_go, self._eviction.on_leaf)
+        self._tree = self.tree = RadixTree(page_size, self._keep, self._let_go, self._eviction.on_leaf)
         self._pins = Pins(page_size, self._pools)
+
+    def watch_evictions(self, on_evict: Callable[[Node], None]) -> None:
+        """From here on, tell of each node that goes to make room, while it is still in the tree."""
+        self._eviction.on_evict = on_evict
 
     @property
     def total(self) -> int:
@@ -76,7 +83,7 @@ class KVCache:
     # Prefixes.
 
     def match(self, key: Key, tokens: tuple[int, ...]) -> Match:
-        """The longest prefix of a sequence that is in the cache, of at most len(tokens) - 1 tokens."""
+        """The longest prefix kept of a sequence, of len(tokens) - 1 tokens at most; from any thread, about now."""
         assert tokens, "a sequence is empty"
         if not self.prefixes:
             return Match(0, CacheCause.OFF)
@@ -94,8 +101,12 @@ class KVCache:
         in_use = sum(pool.in_use(node.pages[0]) for node in match.own if node.pages is not None)
         return self.pages_for(tokens) - in_use - len(match.pinned)
 
-    def admit(self, sequence: int, tokens: tuple[int, ...], key: Key = "", match: Match | None = None) -> Match:
-        """Open a page table for a sequence that has none, with the pages of the longest prefix found (`match`)."""
+    def admit(
+        self, sequence: int, tokens: tuple[int, ...], key: Key = "", match: Match | None = None, counts: bool = True
+    ) -> Match:
+        """Open a page table for a sequence that has none, with the pages of the longest prefix found (`match`). Unless
+        it `counts`, no pin is hit by it.
+        """
         assert sequence not in self._held, f"sequence {sequence} is admitted twice"
         match = match or self.match(key, tokens)
         units = match.units
@@ -109,7 +120,8 @@ class KVCache:
         rest = list(tokens[len(match.own) * self.page_size : match.length])
         held = self._held[sequence] = Held(key, tables, match.length, match.length, list(match.own), rest)
         self._publish(held)
-        self._pins.hit(key, tokens, match.length)
+        if counts:
+            self._pins.hit(key, tokens, match.length)
         return match
 
     def committed(self, sequence: int) -> int:
@@ -190,10 +202,11 @@ class KVCache:
         assert start <= held.slots, f"positions from {start}, and {held.slots} have slots"
         first, last = start // self.page_size, self.pages_for(upto)
         extension = READY
-        if start < held.committed or len(held.tables[0]) != last or self._splits(held, first, last):
+        table, shared = held.tables[0], self._pools[0].shared
+        if start < held.committed or len(table) != last or any(map(shared, table[first:last])):
             lack, mine = self._lack(held, first, last), self._mine(held, first, last)
             if lack > len(mine):
-                return NO_ROOM
+                return Extension(False, lack=lack - len(mine))
             self._uncommit(held, start)
             self._cut(held, last)
             for unit in mine[: max(lack, 0)]:
@@ -216,6 +229,10 @@ class KVCache:
         forked = Held(held.key, tables, at, held.committed, list(held.path), list(held.tail))
         self._uncommit(forked, at)
         self._held[child] = forked
+
+    def alone(self, sequence: int) -> int:
+        """Of a sequence's pages in one group, how many no other and no pin holds: so many its release gives."""
+        return sum(map(self._pools[0].alone, self._held[sequence].tables[0]))
 
     def release(self, sequence: int) -> None:
         """Close a page table. Its committed tokens are kept while there is room; pages that nobody holds are free."""

@@ -24,7 +24,7 @@ Pages = tuple[int, ...]
 class Node:
     """The end of an edge."""
 
-    __slots__ = ("children", "digest", "pages", "parent", "pins", "queued", "start", "tokens", "used")
+    __slots__ = ("children", "digest", "name", "pages", "parent", "pins", "queued", "start", "tokens", "used")
 
     def __init__(self, parent: Node | None, start: int, tokens: tuple[int, ...], pages: Pages | None) -> None:
         self.parent = parent
@@ -39,6 +39,8 @@ class Node:
         """By their edge's first token."""
         self.digest = 0
         """At a page's end: hash of all tokens from the root."""
+        self.name = b""
+        """At a page's end: its name on disk, once somebody asked for it (`disk`)."""
         self.used = 0
         """When it was last used, by the clock of `eviction`."""
         self.queued = False
@@ -203,14 +205,22 @@ class RadixTree:
             tokens = up.tokens + tokens
         return tokens
 
-    def digest_before(self, node: Node) -> int:
-        """The digest at the first slot of the node's page."""
+    def before(self, node: Node) -> Node:
+        """The node, or root, at whose end the node's page begins."""
         up = node
         while up.start % self.page_size:
             assert up.parent is not None, "a node outside the tree"
             up = up.parent
         assert up.parent is not None, "a node outside the tree"
-        return up.parent.digest
+        return up.parent
+
+    def digest_before(self, node: Node) -> int:
+        """The digest at the first slot of the node's page."""
+        return self.before(node).digest
+
+    def whole(self, node: Node) -> bool:
+        """Whether it ends a page."""
+        return node.pages is not None and not node.end % self.page_size
 
     def check(self) -> None:
         """Assert the tree's shape: edges within pages, pages where they must be, no node that could be merged."""

@@ -10,6 +10,8 @@ from pagoda.types import CacheCause
 
 Tables = tuple[tuple[int, ...], ...]
 """Page numbers in order, per KV group."""
+NO_TOKEN = -1
+"""After tokens that are all to be found: the last one never is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,10 +22,11 @@ class Extension:
     """False: pages ran out, and nothing was changed."""
     copies: tuple[PageCopy, ...] = ()
     """To be carried out, in this order, before the positions are written."""
+    lack: int = 0
+    """How many pages of each group were missing."""
 
 
 READY = Extension(True)
-NO_ROOM = Extension(False)
 
 
 @dataclass(frozen=True, slots=True)

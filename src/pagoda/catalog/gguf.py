@@ -58,6 +58,8 @@ class TensorInfo:
     """Bytes from the file's beginning."""
     size: int
     """Bytes."""
+    shard: int = 0
+    """Which of the model's files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +73,14 @@ class Header:
     """In the file's order."""
 
 
-def read_header(descriptor: int, size: int, label: str) -> Header:
-    """Read the header of an open file of `size` bytes; `label` names it in messages.
+def read_header(descriptor: int, size: int, label: str, shard: int = 0) -> Header:
+    """Read the header of an open file of `size` bytes; `label` names it in messages, `shard` goes into its tensors.
 
     Raises:
         ModelFileError: damaged, truncated or lying.
         UnsupportedModel: another version, byte order or tensor type.
     """
-    source = _Source(descriptor, size, label)
+    source = _Source(descriptor, size, label, shard)
     version = _check_magic(source)
     source.what = "the header's counts"
     tensors, keys = source.number(_U64), source.number(_U64)
@@ -97,8 +99,9 @@ def read_header(descriptor: int, size: int, label: str) -> Header:
 class _Source:
     """The file's beginning, read in growing windows, with a position."""
 
-    def __init__(self, descriptor: int, size: int, label: str) -> None:
+    def __init__(self, descriptor: int, size: int, label: str, shard: int) -> None:
         self.size = size
+        self.shard = shard
         self.at = 0
         self.what = "the magic"
         """What is being read, for messages."""
@@ -275,7 +278,7 @@ def _tensor_table(source: _Source, count: int, alignment: int) -> dict[str, Tens
                 f"{source.what} of shape {shape} in {stored.name} ends at byte {end}, but the file ends at byte "
                 f"{source.size}: it is truncated or damaged; fetch it again"
             )
-        tensors[name] = TensorInfo(name, shape, stored, start + offset, size)
+        tensors[name] = TensorInfo(name, shape, stored, start + offset, size, source.shard)
     for first, second in pairwise(sorted(tensors.values(), key=lambda tensor: tensor.offset)):
         if first.offset + first.size > second.offset:
             source.fail(

@@ -1,53 +1,27 @@
-"""A model's file: its metadata, its tensors by name, and its digest.
+"""A GGUF model: its metadata, its tensors by name, and its digest; of one file, or of several that `gguf-split` made.
 
-Reads with `pread` only, so that a file that shrinks while in use is an error message and not a signal. Does not know
-what the metadata or the tensors mean.
+Does not know what the metadata or the tensors mean.
 """
 
 from __future__ import annotations
 
-import mmap
 import os
-import stat
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Self
 
-import numpy as np
+from pagoda.backends.ops import StoredTensor
+from pagoda.catalog.gguf import Header, TensorInfo, read_header
+from pagoda.catalog.shards import Shards, guarded
+from pagoda.errors import ModelFileError
 
-from pagoda.backends.ops import Bytes, StoredTensor
-from pagoda.catalog.digest import digest
-from pagoda.catalog.gguf import TensorInfo, read_header
-from pagoda.errors import MemoryLimit, ModelFileError, UnsupportedModel
-
-
-@dataclass(frozen=True, slots=True)
-class _Extent:
-    """Where a tensor's bytes lie, as long as its file is open."""
-
-    info: TensorInfo
-    file: ModelFile
-
-    @property
-    def descriptor(self) -> int:
-        return self.file.descriptor
-
-    @property
-    def offset(self) -> int:
-        return self.info.offset
-
-    @property
-    def size(self) -> int:
-        return self.info.size
-
-    def read(self) -> Bytes:
-        return self.file.tensor(self.info.name).raw
+MOST_PARTS = 4096
 
 
 class ModelFile:
-    """An open GGUF file. Any number of threads may read; close it when no thread does."""
+    """An open GGUF model. Any number of threads may read; close it when no thread does."""
 
     path: Path
     architecture: str
@@ -58,42 +32,61 @@ class ModelFile:
     """Names, shapes and formats, in the file's order; nothing is read for them."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Open a file and read its header.
+        """Open a file and read its header; of a split model, any part's.
 
         Raises:
-            ModelFileError: absent, damaged, truncated or lying.
+            ModelFileError: absent, damaged, truncated or lying; or a part is missing.
             UnsupportedModel: of a version or with a tensor type that Pagoda does not know.
         """
         self.path = Path(path)
-        self._descriptor = -1
-        try:
-            # O_NONBLOCK: opening a pipe that nobody writes to would wait for ever
-            self._descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-            self._read_header()
-        except OSError as error:
-            self.close()
-            raise ModelFileError(f"{self.path}: cannot be read: {error.strerror}") from error
-        except BaseException:
-            self.close()
-            raise
+        self._shards = Shards()
+        guarded(self._shards, self._open)
 
-    def _read_header(self) -> None:
-        found = os.fstat(self._descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            raise ModelFileError(f"{self.path}: not a file; name the .gguf file itself")
-        header = read_header(self._descriptor, found.st_size, str(self.path))
+    def _open(self) -> None:
+        header = self._header(self.path)
+        parts = header.metadata.get("split.count", 0)
+        if type(parts) is int and parts > 1:
+            header = self._join(parts)
         architecture = header.metadata.get("general.architecture")
         if not isinstance(architecture, str) or not architecture:
             what = "is missing" if architecture is None else f"is {architecture!r:.100}"
             raise ModelFileError(
                 f"{self.path}: metadata 'general.architecture' {what}; a name such as 'llama' is expected"
             )
-        parts = header.metadata.get("split.count", 0)
-        if isinstance(parts, int) and parts > 1:
-            raise UnsupportedModel(f"{self.path}: one of {parts} parts of a model; join them into one file first")
         self.architecture = architecture
         self.metadata = MappingProxyType(header.metadata)
         self.tensors = MappingProxyType(header.tensors)
+
+    def _header(self, path: Path) -> Header:
+        shard = len(self._shards.paths)
+        descriptor, size = self._shards.open(path, "the .gguf file itself")
+        return read_header(descriptor, size, str(path), shard)
+
+    def _join(self, parts: int) -> Header:
+        """The headers of all parts as one: metadata of the first, tensors of all."""
+        named = re.fullmatch(r"(.+)-(\d{5})-of-(\d{5})\.gguf", self.path.name)
+        if not named or int(named[3]) != parts or parts > MOST_PARTS:
+            raise ModelFileError(
+                f"{self.path}: one of {parts} parts of a model, which are found by their names; this one should be "
+                f"named NAME-00001-of-{parts:05}.gguf"
+            )
+        self._shards.close()
+        self._shards = Shards()
+        headers = [self._header(self.path.with_name(f"{named[1]}-{i + 1:05}-of-{named[3]}.gguf")) for i in range(parts)]
+        tensors: dict[str, TensorInfo] = {}
+        for i, (header, path) in enumerate(zip(headers, self._shards.paths, strict=True)):
+            number, count = (header.metadata.get(f"split.{key}") for key in ("no", "count"))
+            if (number, count) != (i, parts):
+                raise ModelFileError(
+                    f"{path}: says it is part {number!r:.20} of {count!r:.20}, its name says {i} of {parts}"
+                )
+            if twice := sorted(tensors.keys() & header.tensors.keys()):
+                raise ModelFileError(f"{path}: tensor {twice[0]!r} is in another part too")
+            tensors |= header.tensors
+        wanted = headers[0].metadata.get("split.tensors.count", len(tensors))
+        if wanted != len(tensors):
+            raise ModelFileError(f"{self.path}: its parts hold {len(tensors)} tensors, and should hold {wanted!r:.20}")
+        return Header(headers[0].version, headers[0].metadata, tensors)
 
     @property
     def name(self) -> str:
@@ -107,62 +100,32 @@ class ModelFile:
             ModelFileError: there is no such tensor, or the file has shrunk since it was opened.
             MemoryLimit: it does not fit into memory.
         """
-        info = self._info(name)
-        return StoredTensor(name, info.shape, info.format, self._read(info))
+        return self._shards.tensor(self._info(name))
 
-    def unread(self, names: Iterable[str]) -> list[StoredTensor]:
-        """Tensors in the file's order, none of which is read before somebody wants it; no longer than the file is open.
+    def batches(self, names: Iterable[str]) -> Iterator[list[StoredTensor]]:
+        """Read several, as `Shards.batches`.
 
         Raises:
-            ModelFileError: there is no such tensor.
+            ModelFileError, MemoryLimit: as `tensor`.
         """
-        infos = sorted(map(self._info, names), key=lambda info: info.offset)
-        return [StoredTensor(t.name, t.shape, t.format, _Extent(t, self)) for t in infos]
-
-    @property
-    def descriptor(self) -> int:
-        """The open file's; -1 once closed."""
-        return self._descriptor
+        return self._shards.batches(map(self._info, names))
 
     def _info(self, name: str) -> TensorInfo:
         if name not in self.tensors:
             raise ModelFileError(f"{self.path}: has no tensor {name!r} among its {len(self.tensors)}")
         return self.tensors[name]
 
-    def _read(self, info: TensorInfo) -> Bytes:
-        try:
-            # Not from the heap, where what is packed meanwhile would lie above it and keep it from going back.
-            memory = mmap.mmap(-1, info.size)
-        except OSError as error:
-            raise MemoryLimit(f"{self.path}: no memory for the {info.size} bytes of tensor {info.name!r}") from error
-        view, done = memoryview(memory), 0
-        while done < info.size:
-            at = info.offset + done
-            try:
-                got = os.preadv(self._descriptor, [view[done:]], at)
-            except OSError as error:
-                raise ModelFileError(f"{self.path}: tensor {info.name!r} cannot be read: {error.strerror}") from error
-            if got == 0:
-                raise ModelFileError(
-                    f"{self.path}: ended at byte {at} within tensor {info.name!r}, which ends at byte "
-                    f"{info.offset + info.size}: the file was cut short after it was opened"
-                )
-            done += got
-        return np.frombuffer(view.toreadonly(), np.uint8)
-
     def digest(self) -> str:
-        """SHA-256 of the whole file, in hexadecimal; remembered in the user's cache directory.
+        """SHA-256 of the whole file, in hexadecimal, or of its parts' digests.
 
         Raises:
             ModelFileError: it cannot be read, or changed meanwhile.
         """
-        return digest(self._descriptor, self.path)
+        return self._shards.digest()
 
     def close(self) -> None:
         """Let the file go; tensors read before stay good."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        self._shards.close()
 
     def __enter__(self) -> Self:
         return self

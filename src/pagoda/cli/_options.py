@@ -20,7 +20,7 @@ MODEL = ModelConfig()
 MACHINE = MachineConfig()
 SCHEDULER = SchedulerConfig()
 
-_MODEL_HELP = "A built-in name, or the path of a .gguf file."
+_MODEL_HELP = "A built-in name, or the path of a .gguf file or Hugging Face directory."
 _SAMPLING = "Sampling"
 _ENGINE = "Engine"
 
@@ -56,7 +56,12 @@ MaxModelLen = Annotated[
     typer.Option(help="Longest sequence in tokens; none is the model's own length.", rich_help_panel=_ENGINE),
 ]
 MaxNumSeqs = Annotated[int, typer.Option(help="Most sequences in one step.", rich_help_panel=_ENGINE)]
-ChunkTokens = Annotated[int, typer.Option("--chunk", help="Most tokens computed in one step.", rich_help_panel=_ENGINE)]
+ChunkTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--chunk", help="Most tokens computed in one step; none chooses for each, by its time.", rich_help_panel=_ENGINE
+    ),
+]
 PageSize = Annotated[int, typer.Option(help="Token slots of a KV page; a power of two.", rich_help_panel=_ENGINE)]
 KvFormat = Annotated[
     str, typer.Option(help="How keys and values are stored: f16, int8, int4 or f32.", rich_help_panel=_ENGINE)
@@ -64,6 +69,13 @@ KvFormat = Annotated[
 Activations = Annotated[
     str, typer.Option(help="What linear layers read: int16, int8 (faster, coarser) or f32.", rich_help_panel=_ENGINE)
 ]
+Quantize = Annotated[
+    str | None,
+    typer.Option(
+        help="What dense weights become as they are loaded: q8_0, q4_k, q4_1 or q4_0.", rich_help_panel=_ENGINE
+    ),
+]
+
 Speculate = Annotated[
     str,
     typer.Option(
@@ -98,6 +110,23 @@ KvMemory = Annotated[
         parser=parse_bytes,
         metavar="BYTES",
         help="Memory for keys and values, such as 512M; none is what --max-num-seqs needs, within 1 GiB.",
+        rich_help_panel=_ENGINE,
+    ),
+]
+KvDir = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DIRECTORY",
+        help="Keep prefixes in this directory, so that a restart is warm; none keeps them in memory only.",
+        rich_help_panel=_ENGINE,
+    ),
+]
+KvDirBudget = Annotated[
+    int | None,
+    typer.Option(
+        parser=parse_bytes,
+        metavar="BYTES",
+        help="Most bytes in --kv-dir, such as 20G; none is 4 GiB, or half of what is free there.",
         rich_help_panel=_ENGINE,
     ),
 ]

@@ -94,9 +94,24 @@ def lines(found: dict[str, Any]) -> list[str]:
         told.append(
             f"{pin['id']:<8} {whose}{name}: {pin['tokens']:,} tokens, {pin['pages']:,} pages, {pin['hits']:,} hits"
         )
+    if disk := found["disk"]:
+        told += disk_lines(disk)
     for group, letters in enumerate(found["maps"]):
         told.append(f"map of KV group {group}, in runs: . free, c cached, u used, s shared, p pinned")
         told += wrap(" ".join(f"{len(list(run)):,}{letter}" for letter, run in groupby(letters)), MAP_WIDTH)
+    return told
+
+
+def disk_lines(disk: dict[str, Any]) -> list[str]:
+    """The tier, for people."""
+    told = [
+        f"on disk  {disk['units']:,} pages of every KV group; {disk['bytes']:,} of {disk['budget']:,} bytes",
+        "         " + ", ".join(f"{disk[what]:,} {what}" for what in ("saved", "restored", "dropped")),
+    ]
+    if not disk["writing"]:
+        told.append("         nothing is written: the disk is full or refuses")
+    for fault, count in disk["faults"].items():
+        told.append(f"         {fault:<16}{count:>8,} files not used or not written")
     return told
 
 

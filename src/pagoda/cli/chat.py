@@ -15,6 +15,7 @@ from pagoda.cli._options import (
     MinP,
     ModelArgument,
     PrefixCache,
+    Quantize,
     Seed,
     Temperature,
     Threads,
@@ -44,6 +45,7 @@ def chat(
     min_p: MinP = 0.0,
     seed: Seed = None,
     threads: Threads = None,
+    quantize: Quantize = None,
     prefix_cache: PrefixCache = True,
 ) -> None:
     """Talk with a model. Ctrl-C stops an answer, Ctrl-D or /exit leaves, /reset forgets, /help helps.
@@ -55,7 +57,7 @@ def chat(
     )
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 (gives input() a history and line editing)
-    with open_llm(model, threads=threads, max_num_seqs=1, prefix_cache=prefix_cache) as llm:
+    with open_llm(model, threads=threads, quantize=quantize, max_num_seqs=1, prefix_cache=prefix_cache) as llm:
         if not llm.tokenizer.has_chat_template:
             raise InvalidRequest(f"{model} has no chat template: try pagoda generate --raw")
         Conversation(llm, params, system).run()

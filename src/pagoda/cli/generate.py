@@ -16,6 +16,7 @@ from pagoda.cli._options import (
     MinP,
     ModelOption,
     PrefixCache,
+    Quantize,
     Seed,
     Speculate,
     Temperature,
@@ -41,6 +42,7 @@ def generate(
     min_p: MinP = 0.0,
     seed: Seed = None,
     threads: Threads = None,
+    quantize: Quantize = None,
     prefix_cache: PrefixCache = True,
     explain: Annotated[
         bool, typer.Option(help="Say on standard error what of the prompt was in the cache, and why no more.")
@@ -60,7 +62,7 @@ def generate(
         max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed
     )
     text = sys.stdin.read() if prompt == "-" else prompt
-    options: Any = {"threads": threads, "speculate": speculate, "prefix_cache": prefix_cache}
+    options: Any = {"threads": threads, "quantize": quantize, "speculate": speculate, "prefix_cache": prefix_cache}
     with open_llm(model, max_num_seqs=1, **options) as llm:
         templated = llm.tokenizer.has_chat_template and not raw
         asked: Any = [{"role": "user", "content": text}] if templated else text

@@ -19,6 +19,7 @@ from pagoda.cli._options import (
     MaxNumSeqs,
     ModelArgument,
     PageSize,
+    Quantize,
     Threads,
     parse_bytes,
 )
@@ -42,6 +43,7 @@ def plan(
     kv_format: KvFormat = MODEL.kv_format,
     kv_memory: KvMemory = None,
     activations: Activations = MODEL.activations,
+    quantize: Quantize = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
     """Work out memory, pages, sequences and the limit of decoding from the model file's header, and start nothing.
@@ -63,6 +65,7 @@ def plan(
         kv_format=kv_format,
         kv_memory=kv_memory,
         activations=activations,
+        quantize=quantize,
     )
     with DownloadBar(model) as progress:
         made = plan_model(config, memory=memory, measure=measure, progress=progress)

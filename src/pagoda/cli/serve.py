@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from contextlib import closing
 from functools import partial
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -16,6 +18,8 @@ from pagoda.cli._options import (
     SCHEDULER,
     Activations,
     ChunkTokens,
+    KvDir,
+    KvDirBudget,
     KvFormat,
     KvMemory,
     MaxModelLen,
@@ -23,6 +27,7 @@ from pagoda.cli._options import (
     ModelArgument,
     PageSize,
     PrefixCache,
+    Quantize,
     Speculate,
     Threads,
 )
@@ -31,6 +36,7 @@ from pagoda.config import ServerConfig
 
 _SERVER = ServerConfig()
 _PANEL = "Server"
+_SLO = "Latency"
 
 
 def serve(
@@ -43,6 +49,34 @@ def serve(
     max_output_tokens: Annotated[
         int, typer.Option(help="Cap on the output of any one choice.", rich_help_panel=_PANEL)
     ] = _SERVER.max_output_tokens,
+    api_keys: Annotated[
+        Path | None, typer.Option(help="The file of API keys; pagoda keys makes it.", rich_help_panel=_PANEL)
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option(help="Serve other machines without keys.", rich_help_panel=_PANEL)
+    ] = _SERVER.insecure,
+    drain_timeout: Annotated[
+        float, typer.Option(help="Seconds that answers may go on after the first Ctrl-C.", rich_help_panel=_PANEL)
+    ] = _SERVER.drain_timeout,
+    metrics_compat: Annotated[
+        str | None, typer.Option(help="vllm: its metrics' names besides Pagoda's.", rich_help_panel=_PANEL)
+    ] = None,
+    ttft_target_ms: Annotated[
+        float | None,
+        typer.Option(
+            "--ttft-target", help="TTFT to keep, in ms; what cannot keep it is refused.", rich_help_panel=_SLO
+        ),
+    ] = None,
+    tpot_target_ms: Annotated[
+        float | None,
+        typer.Option("--tpot-target", help="TPOT to keep, in ms: prompts wait for it.", rich_help_panel=_SLO),
+    ] = None,
+    max_queued: Annotated[
+        int, typer.Option(help="Most requests under way; one more is refused.", rich_help_panel=_SLO)
+    ] = SCHEDULER.max_queued,
+    max_queued_tokens: Annotated[
+        int, typer.Option(help="Most prompt tokens of requests under way.", rich_help_panel=_SLO)
+    ] = SCHEDULER.max_queued_tokens,
     tenant_pin_tokens: Annotated[
         int, typer.Option(help="Most tokens that one tenant may pin for itself.", rich_help_panel=_PANEL)
     ] = _SERVER.tenant_pin_tokens,
@@ -53,7 +87,10 @@ def serve(
     page_size: PageSize = MACHINE.page_size,
     kv_format: KvFormat = MODEL.kv_format,
     kv_memory: KvMemory = None,
+    kv_dir: KvDir = None,
+    kv_dir_budget: KvDirBudget = None,
     activations: Activations = MODEL.activations,
+    quantize: Quantize = None,
     prefix_cache: PrefixCache = SCHEDULER.prefix_cache,
     warm: Annotated[
         str | None,
@@ -73,10 +110,13 @@ def serve(
     Example: [bold]pagoda serve --port 8080[/bold], then point any OpenAI client at http://127.0.0.1:8080/v1.
     """
     from pagoda.bench.plan import short_lines
+    from pagoda.engine.warm_up import warm_up
     from pagoda.llm import engine_config, open_engine
     from pagoda.obs.metrics import PrometheusObserver
     from pagoda.openings import Warming, read_openings
     from pagoda.server.app import build_app
+    from pagoda.server.identity import one_tenant
+    from pagoda.server.keys import KeyFile
     from pagoda.server.run import bind, run
 
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -85,8 +125,13 @@ def serve(
         port=port,
         served_model_name=served_model_name,
         max_output_tokens=max_output_tokens,
+        api_keys=None if api_keys is None else str(api_keys),
+        insecure=insecure,
+        drain_timeout=drain_timeout,
+        metrics_compat=metrics_compat,
         tenant_pin_tokens=tenant_pin_tokens,
     )
+    keys = None if api_keys is None else KeyFile(api_keys)
     wanted = engine_config(
         model,
         threads=threads,
@@ -96,13 +141,20 @@ def serve(
         page_size=page_size,
         kv_format=kv_format,
         kv_memory=kv_memory,
+        kv_dir=kv_dir,
+        kv_dir_budget=kv_dir_budget,
         activations=activations,
+        quantize=quantize,
         prefix_cache=prefix_cache,
         warm=warm,
+        ttft_target_ms=ttft_target_ms,
+        tpot_target_ms=tpot_target_ms,
+        max_queued=max_queued,
+        max_queued_tokens=max_queued_tokens,
         speculate=speculate,
     )
     openings = read_openings(warm) if warm is not None else []
-    observer = PrometheusObserver()
+    observer = PrometheusObserver(metrics_compat)
     with bind(config) as sock:
         with DownloadBar(model) as progress:
             opened = open_engine(wanted, observer, progress)
@@ -112,11 +164,25 @@ def serve(
                     typer.echo(line, err=True)
             name = served_model_name or opened.name
             observer.serving(name, opened.engine.capacity)
-            app = build_app(opened.engine, opened.tokenizer, name, config, observer)
-            prepare = None
+            app = build_app(opened.engine, opened.tokenizer, name, config, observer, keys or one_tenant)
+            prepare: list[Callable[[], None]] = []
+            if ttft_target_ms is not None:
+                prepare.append(partial(warm_up, opened.engine))
             if warm is not None:
                 warming = Warming(opened.tokenizer, openings, warm)
-                prepare = partial(warming.run, opened.engine, lambda done: typer.echo(str(done), err=True))
+                prepare.append(partial(warming.run, opened.engine, lambda done: typer.echo(str(done), err=True)))
             settled()
-            code = run(app, opened.engine, sock, prepare)
+            code = run(
+                app, opened.engine, sock, _one_by_one(prepare), drain_timeout, None if keys is None else keys.reload
+            )
     raise typer.Exit(code)
+
+
+def _one_by_one(works: list[Callable[[], None]]) -> Callable[[], None] | None:
+    """Several works as one; None if there are none."""
+
+    def all_of_them() -> None:
+        for work in works:
+            work()
+
+    return all_of_them if works else None

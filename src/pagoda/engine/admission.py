@@ -8,10 +8,11 @@ from dataclasses import replace
 
 from pagoda.errors import InvalidRequest, PromptTooLong
 from pagoda.plan import Capacity
-from pagoda.types import GenerateRequest, SamplingParams
+from pagoda.types import MAX_PRIORITY, GenerateRequest, SamplingParams, Slo
 
 DRAWN_SEEDS = 2**53
 """Seeds drawn are below this: every JSON reader holds them exactly."""
+_NO_TARGETS = Slo()
 
 
 def validate(
@@ -23,6 +24,8 @@ def validate(
     arrival: float,
     max_output_tokens: int | None = None,
     tenant: str = "",
+    slo: Slo = _NO_TARGETS,
+    priority: int = 0,
     speculate: bool = True,
 ) -> GenerateRequest:
     """A request that the engine can serve, with `max_tokens` and `seed` resolved.
@@ -35,6 +38,8 @@ def validate(
         arrival: when the client's request came in, in seconds of `time.monotonic()`.
         max_output_tokens: the server's cap on any one choice's output; None is none.
         tenant: whose request it is.
+        slo: its latency targets.
+        priority: -10 to 10; the higher, the earlier among its tenant's.
         speculate: whether drafts may be verified for it.
 
     Raises:
@@ -51,12 +56,18 @@ def validate(
             f"shorten it to {capacity.max_model_len - 1} or less",
             "prompt",
         )
+    if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
+        raise InvalidRequest(f"priority must be {-MAX_PRIORITY} to {MAX_PRIORITY}, got {priority}", "priority")
+    if (params.beams or 0) > capacity.vocabulary:
+        raise InvalidRequest(
+            f"beams must be at most {capacity.vocabulary}, the vocabulary, got {params.beams}", "beams"
+        )
     params = replace(
         params,
         max_tokens=_resolve_max_tokens(len(prompt), params.max_tokens, capacity, max_output_tokens),
         seed=secrets.randbelow(DRAWN_SEEDS) if params.seed is None else params.seed,
     )
-    return GenerateRequest(request_id, tuple(prompt), params, arrival, tenant, speculate)
+    return GenerateRequest(request_id, tuple(prompt), params, arrival, tenant, slo, priority, speculate)
 
 
 def _check_ids(name: str, ids: Sequence[int], capacity: Capacity) -> None:

@@ -10,34 +10,43 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from collections.abc import Sequence as Tokens
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count, groupby
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from pagoda.cache import KVCache
+from pagoda.cache import KVCache, NoDisk
 from pagoda.config import SchedulerConfig
-from pagoda.engine import request
+from pagoda.engine.cost import StepCost, work_of
 from pagoda.engine.doors import Runner, Tokenizer
 from pagoda.engine.finish import Finish, News, last_event
+from pagoda.engine.forecast import Forecast
+from pagoda.engine.groups import Groups
 from pagoda.engine.open_requests import OpenRequests
+from pagoda.engine.pace import Pace
 from pagoda.engine.pinning import Pinning
 from pagoda.engine.prompt_speed import PromptSpeed
-from pagoda.engine.request import RequestState, Sink, Wake
+from pagoda.engine.request import RequestState, Sequence, Sink, Wake
 from pagoda.engine.roster import Roster
 from pagoda.engine.scheduler import Scheduler
 from pagoda.engine.speculation import Controller, controller
 from pagoda.engine.watchdog import Watchdog
-from pagoda.errors import EngineDied, Overloaded
+from pagoda.errors import EngineDied, Overloaded, TargetMissed
 from pagoda.obs.observer import NoObserver, Observer
-from pagoda.plan import Capacity, StepPlan
-from pagoda.types import CacheReport, FinishReason, GenerateRequest, PinInfo
+from pagoda.plan import Capacity, PageMove, StepPlan, StepResult
+from pagoda.types import CacheReport, DiskReport, FinishReason, GenerateRequest, PinInfo
 
 _DEFAULTS = SchedulerConfig()
 _NOBODY = NoObserver()
+_CAUSES = {TargetMissed: "ttft_target", Overloaded: "overloaded", EngineDied: "engine_died"}
+_FLUSH_S = 5.0
+"""How long `close` may take to save what is in the cache."""
+_DISK_S = 0.5
+"""How often the loop looks whether patience with the disk ends."""
 _log = logging.getLogger(__name__)
 
 
@@ -58,6 +67,8 @@ class Flight(NamedTuple):
     handle: Any
     ahead: bool
     """Whether the machine room still had another one."""
+    submitted: float
+    """When, on the engine's clock."""
 
 
 class Engine:
@@ -69,7 +80,10 @@ class Engine:
         config: how steps are filled.
         observer: is told everything; `refused` on the thread that called `submit`.
         on_death: called once if the engine dies, after every request was ended; the process should exit non-zero.
+        clock: seconds; requests arrive on the same clock.
         speculation: who drafts; None is as `config` says.
+        open_disk: makes the tier of the engine's cache; what it is given is to be called, from any thread, when it has
+            news.
     """
 
     def __init__(
@@ -79,7 +93,9 @@ class Engine:
         config: SchedulerConfig = _DEFAULTS,
         observer: Observer = _NOBODY,
         on_death: Callable[[EngineDied], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
         speculation: Controller | None = None,
+        open_disk: Callable[[KVCache, Callable[[], None]], NoDisk] | None = None,
     ) -> None:
         self.capacity: Capacity = runner.capacity
         self._runner = runner
@@ -87,20 +103,26 @@ class Engine:
         self._config = config
         self._observer = observer
         self._on_death = on_death
+        self._clock = clock
         size, longest = self.capacity.page_size, self.capacity.max_model_len
         self._cache = cache = KVCache(self.capacity.pages, size, config.prefix_cache, longest)
-        self._pinning = Pinning(cache, self.capacity, self.submit)
-        self._roster = Roster(cache)
+        self._ordered = threading.Condition()
+        self._orders: list[Callable[[], object]] = []
+        self._disk = open_disk(cache, self._wake) if open_disk else NoDisk()
+        self._pinning = Pinning(cache, self.capacity, self.submit, self._disk)
+        self._roster = Roster(cache, min(config.max_num_seqs, config.rows))
+        self.cost = StepCost()
+        pace = Pace(config, self.cost)
         self._speculation = speculation or controller(config.speculate)
-        self._scheduler = Scheduler(config, self._roster, cache, observer, self._speculation)
-        self._finish = Finish(tokenizer)
-        self._requests = OpenRequests(config.max_queued, observer)
+        self._scheduler = Scheduler(config, self._roster, cache, observer, pace, self._speculation, self._disk)
+        self.forecast = Forecast(config, self.cost, pace, self._roster)
+        self._groups = Groups(self._roster, Finish(tokenizer), self._end)
+        self._requests = OpenRequests(config.max_queued, config.max_queued_tokens, observer)
         self._watchdog = Watchdog(self._requests, config.stall_s, self._die)
         self._prompt_speed = PromptSpeed()
         self._ids = count()
-        self._ordered = threading.Condition()
-        self._orders: list[Callable[[], object]] = []
         self._flights: deque[Flight] = deque()
+        self._finished_at = self._busy_until = 0.0
         self._rested_at: float | None = None
         self._thread = threading.Thread(target=self._run, name="pagoda-engine", daemon=True)
 
@@ -118,21 +140,24 @@ class Engine:
         events of a step have been sent, however many of its requests share it.
 
         Raises:
-            Overloaded: `max_queued` requests are open.
+            Overloaded: `max_queued` requests are open, or `max_queued_tokens` tokens of their prompts.
+            TargetMissed: its TTFT target cannot be kept, as far as can be told, and it does not want to be late.
             EngineDied: the engine has stopped.
             InvalidRequest: a request of the same id is open.
         """
         stop_ids = frozenset[int]() if request.params.ignore_eos else self._tokenizer.stop_ids
         try:
             with self._ordered:
+                found = self._cache.match(request.tenant, request.prompt).length
+                outlook = self.forecast.assess(request, found, self._clock())
+                self.forecast.refuse_late(request, outlook, len(self._requests), self._requests.tokens)
                 state = RequestState(request, sink, self._ids, wake, stop_ids, self.capacity.max_model_len)
+                state.outlook = outlook
                 self._requests.add(state)
-                self._order(partial(self._accept, state))
-        except Overloaded:
-            self._observer.refused("overloaded")
-            raise
-        except EngineDied:
-            self._observer.refused("engine_died")
+                self.forecast.coming(request.id, len(request.prompt) - found)
+                self._order(partial(self._accept, state, outlook.rank))
+        except (Overloaded, EngineDied) as error:
+            self._observer.refused(_CAUSES[type(error)])
             raise
 
     def cancel(self, request_id: str) -> None:
@@ -140,7 +165,7 @@ class Engine:
         with self._ordered:
             self._order(partial(self._cancel, request_id))
 
-    def pin(self, prompt: Sequence[int], owner: str = "", shared: bool = True, name: str = "") -> Future[PinInfo]:
+    def pin(self, prompt: Tokens[int], owner: str = "", shared: bool = True, name: str = "") -> Future[PinInfo]:
         """Compute a prefix and keep it until it is unpinned: for every tenant, or if not `shared`, for its owner.
 
         Pinning what the owner has pinned already gives that pin again.
@@ -167,13 +192,17 @@ class Engine:
         if all(info.id != pin for info in self.list_pins()):
             return False
         with self._ordered:
-            self._order(partial(self._cache.unpin, pin))
+            self._order(partial(self._unpin, pin))
         return True
 
+    def pin_again(self) -> list[Future[PinInfo]]:
+        """Pin, under their old numbers, the prefixes whose pins were on disk at the start."""
+        return self._pinning.pin_again()
+
     def clear_cache(self) -> None:
-        """Forget every prefix that is neither pinned nor in use, before the next step is planned."""
+        """Forget every prefix that is neither pinned nor in use, on disk too, before the next step is planned."""
         with self._ordered:
-            self._order(self._cache.clear)
+            self._order(partial(self._disk.clear, self._cache.clear))
 
     def prompt_token_s(self) -> float | None:
         """Seconds that computing a prompt's token takes, by the steps of late; None before the first such step."""
@@ -181,7 +210,11 @@ class Engine:
 
     def cache_report(self) -> CacheReport:
         """What every KV page is used for, about now."""
-        return self._cache.report()
+        return replace(self._cache.report(), disk=self._disk.report())
+
+    def disk_report(self) -> DiskReport | None:
+        """What is on disk, if there is a tier."""
+        return self._disk.report()
 
     def health(self) -> Health:
         """Whether it serves."""
@@ -190,16 +223,21 @@ class Engine:
         return Health(not reason, reason, len(self._roster.running), len(self._roster.waiting))
 
     def close(self, drain_s: float = 0.0) -> None:
-        """Take no more requests, give the open ones so many seconds, end the rest with an error, and stop."""
+        """Take no more requests, give the open ones so many seconds, end the rest, and stop.
+
+        If they were given time, answers that have begun end with SHUTDOWN, else with an error as all others do.
+        """
         error = EngineDied("the engine was closed")
         self._requests.refuse(error)
         self._requests.wait_for_none(drain_s)
-        self._requests.fail(error)
+        self._requests.fail(error, cut=drain_s > 0)
         self._watchdog.stop()
         with self._ordered:
             self._ordered.notify()
         if self._thread.is_alive():
             self._thread.join(self._config.stall_s)
+        else:
+            self._disk.close()
         self._watchdog.join()
 
     # The loop.
@@ -210,46 +248,87 @@ class Engine:
                 self._step()
             while self._flights:  # closed: leave nothing half done with the runner
                 self._runner.finish(self._flights.popleft().handle)
+            self._disk.close(self._save, _FLUSH_S)
         except BaseException as error:  # whatever it was, everyone who waits must hear of it
             self._die(f"{type(error).__name__}: {error}", error)
+            self._disk.close()
 
     def _take_orders(self) -> bool:
         """Carry out what other threads asked for, and sleep if there is nothing to do; False once all is over."""
         with self._ordered:
-            while not (self._orders or self._roster.live or self._flights or self._requests.over):
+            while not (self._orders or self._roster.live or self._flights or self._requests.over or self._disk.busy):
                 self._rested_at = None
                 self._ordered.wait()
+        self._carry_out()
+        return not self._requests.over
+
+    def _carry_out(self) -> None:
+        with self._ordered:
             orders, self._orders = self._orders, []
         for order in orders:
             order()
-        return not self._requests.over
+
+    def turn(self) -> bool:
+        """One round of the loop, by hand instead of `start`: for simulation. False if there is nothing to do."""
+        self._carry_out()
+        if not self._roster.live and not self._flights:
+            return False
+        self._step()
+        return True
+
+    def check(self) -> None:
+        """Assert what must hold between two rounds of the loop."""
+        self._roster.check()
+        self.cost.check()
+        self.forecast.check()
 
     def _step(self) -> None:
         """Hand over the next plan; finish the oldest if enough are in flight, or if nothing can be planned before."""
         while self._flights and self._flights[-1].plan.drafts:
             self._apply(self._flights.popleft())
         plan = self._scheduler.schedule()
+        while plan is None and not self._flights and (victim := self._roster.make_way()):
+            self._observer.preempted(victim.state.request.id)
+            plan = self._scheduler.schedule()
         if plan is not None:
+            now = self._clock()
             for start in plan.starts:
-                self._roster.live[start.sequence].planned_at = time.monotonic()
+                self._roster.live[start.sequence].planned_at = now
             ahead = bool(self._flights)
-            self._flights.append(Flight(plan, self._runner.submit(plan), ahead))
+            self._flights.append(Flight(plan, self._runner.submit(plan), ahead, now))
             self._scheduler.commit(plan)
+            self._busy_until = max(self._busy_until, now) + self.cost.predict(work_of(plan))
+            self.forecast.planned(self._scheduler.load, self._busy_until)
         elif not self._flights:
-            assert not self._roster.live, "there is work, and neither is anything in flight nor can anything be planned"
+            self._wait_for_disk()
             return
         if plan is None or len(self._flights) >= self._config.steps_in_flight:
             self._apply(self._flights.popleft())
+
+    def _wait_for_disk(self) -> None:
+        """Nothing can be computed before pages have been read."""
+        if self._roster.live:
+            assert self._disk.restoring, "there is work, and neither is anything in flight nor can anything be planned"
+            with self._ordered:
+                if not (self._orders or self._requests.over or self._disk.busy):
+                    self._ordered.wait(_DISK_S)
+
+    def _save(self, moves: tuple[PageMove, ...]) -> StepResult:
+        """On the way out: only save."""
+        return self._runner.finish(self._runner.submit(self._scheduler.saving(moves)))
 
     def _apply(self, flight: Flight) -> None:
         """Wait for a plan, and send out what it produced."""
         result = self._runner.finish(flight.handle)
         self._watchdog.beat()
+        self._disk.measure(flight.plan, result)
         self._prompt_speed.add(flight.plan.rows, result.seconds)
-        now, news = time.monotonic(), list[News]()
+        now, news = self._clock(), list[News]()
+        error = self._account(flight, result, now)
         gap = None if self._rested_at is None else max(now - self._rested_at - result.seconds, 0.0)
         self._rested_at = now
-        self._speculation.finished(flight.plan, result, gap, flight.ahead)
+        if flight.plan.chunks:  # else it only moved pages
+            self._speculation.finished(flight.plan, result, gap, flight.ahead)
         drafters = {chunk.sequence: (chunk.drafter, chunk.drafts) for chunk in flight.plan.chunks if chunk.drafts}
         for number, group in groupby(result.sampled, attrgetter("sequence")):
             sequence, tokens = self._roster.live.get(number), tuple(group)
@@ -259,14 +338,24 @@ class Engine:
             if number in drafters:
                 self._speculation.verified(sequence, *drafters[number], right)
             for sampled in tokens:
-                news.append(self._finish.apply(sequence, sampled, now))
-                if news[-1].event.finish is not None:
-                    self._end(sequence)
+                news.extend(self._groups.apply(sequence, sampled, now))
+                if number not in self._roster.live:
                     break
+        for state, event, since in news:
+            self.forecast.heard(state, event, first=since is None)
         self._send(news)
-        self._observer.stepped(flight.plan, result, self._roster.state())
+        self._observer.stepped(flight.plan, result, replace(self._roster.state(), step_error=error))
 
-    def _end(self, sequence: request.Sequence) -> None:
+    def _account(self, flight: Flight, result: StepResult, now: float) -> float:
+        """Learn how long a step took; the relative error of what was predicted."""
+        began = max(flight.submitted, self._finished_at)
+        work = work_of(flight.plan)
+        error = self.cost.observe(work, now - began - result.guessing) if work.rows else 0.0  # else it only moved pages
+        self._finished_at = now
+        self._busy_until = now + sum(self.cost.predict(work_of(each.plan)) for each in self._flights)
+        return error
+
+    def _end(self, sequence: Sequence) -> None:
         self._roster.end(sequence)
         self._speculation.forget(sequence)
 
@@ -276,20 +365,30 @@ class Engine:
         self._orders.append(order)
         self._ordered.notify()
 
-    def _accept(self, state: RequestState) -> None:
+    def _wake(self) -> None:
+        """There is news from the disk: the loop hears of it when it plans."""
+        with self._ordered:
+            self._order(lambda: None)
+
+    def _unpin(self, pin: int) -> None:
+        self._cache.unpin(pin)
+        self._disk.unpinned(pin)
+
+    def _accept(self, state: RequestState, rank: float) -> None:
         self._observer.arrived(state.request)
-        self._roster.add(state)
+        self._roster.add(state, rank)
+        self.forecast.came(state.request.id)
 
     def _cancel(self, request_id: str) -> None:
         state = self._requests.get(request_id)
         if state is None:
             return
-        now, news = time.monotonic(), []
         for sequence in state.sequences:
             if sequence.id in self._roster.live:
                 self._end(sequence)
-                news.append(News(state, last_event(sequence, FinishReason.CANCELLED, now), None))
-        self._send(news)
+        now, left = self._clock(), sorted(state.unfinished)
+        ends = [last_event(state.sequences[index], FinishReason.CANCELLED, now) for index in left]
+        self._send([News(state, event, None) for event in ends])
 
     def _send(self, news: list[News]) -> None:
         for request_id in self._requests.deliver(news):

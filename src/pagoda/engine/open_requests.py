@@ -14,7 +14,7 @@ from pagoda.engine.finish import News, last_event
 from pagoda.engine.request import RequestState, Wake
 from pagoda.errors import EngineDied, InvalidRequest, Overloaded
 from pagoda.obs.observer import Observer
-from pagoda.types import FinishReason
+from pagoda.types import FinishReason, GenerateRequest
 
 PATIENCE_S = 1.0
 """How long `fail` waits for a sink that does not return before it goes on without it."""
@@ -25,8 +25,12 @@ _log = logging.getLogger(__name__)
 class OpenRequests:
     """Safe to use from any thread."""
 
-    def __init__(self, most: int, observer: Observer) -> None:
+    def __init__(self, most: int, most_tokens: int, observer: Observer) -> None:
         self._most = most
+        self._most_tokens = most_tokens
+        self.tokens = 0
+        """Prompt tokens of those open."""
+        self._by_tenant: dict[str, tuple[int, int]] = {}
         self._observer = observer
         self._changed = threading.Condition()
         self._sending = threading.Lock()
@@ -49,16 +53,14 @@ class OpenRequests:
         with self._changed:
             if self.refusal is not None:
                 raise self.refusal
-            if len(self._states) >= self._most:
-                raise Overloaded(
-                    f"{len(self._states)} requests are under way, as many as max_queued allows: try again later"
-                )
+            self._check_room(state.request)
             if state.request.id in self._states:
                 raise InvalidRequest(f"a request with id {state.request.id!r} is under way: choose another id")
             if not self._states:
                 self.busy_since = time.monotonic()
                 self._changed.notify_all()
             self._states[state.request.id] = state
+            self._count(state.request, 1)
 
     def get(self, request_id: str) -> RequestState | None:
         """An open request."""
@@ -89,8 +91,9 @@ class OpenRequests:
         with self._changed:
             self.refusal = self.refusal or error
 
-    def fail(self, error: EngineDied) -> bool:
-        """End every open request with an error, once and for all.
+    def fail(self, error: EngineDied, cut: bool = False) -> bool:
+        """End every open request with an error, once and for all; if `cut`, what has begun to be answered ends with
+        SHUTDOWN instead.
 
         Returns:
             False if that was done before.
@@ -105,7 +108,7 @@ class OpenRequests:
                 self._changed.notify_all()
                 states = list(self._states.values())
             for state in states:
-                self._end(state, error)
+                self._end(state, error, cut)
             for wake in dict.fromkeys(state.wake for state in states if state.wake is not None):
                 _call(wake)
         finally:
@@ -127,10 +130,14 @@ class OpenRequests:
     def __len__(self) -> int:
         return len(self._states)
 
-    def _end(self, state: RequestState, error: EngineDied) -> None:
+    def _end(self, state: RequestState, error: EngineDied, cut: bool) -> None:
         now = time.monotonic()
         for index in sorted(state.unfinished):
-            event = last_event(state.sequences[index], FinishReason.ERROR, now, error=error)
+            sequence = state.sequences[index]
+            if cut and sequence.output and not state.request.params.held_back:
+                event = last_event(sequence, FinishReason.SHUTDOWN, now)
+            else:
+                event = last_event(sequence, FinishReason.ERROR, now, error=error)
             self._send(News(state, event, None))
 
     def _send(self, news: News) -> bool:
@@ -148,9 +155,35 @@ class OpenRequests:
             return False
         return True
 
+    def _check_room(self, request: GenerateRequest) -> None:
+        """Raise Overloaded if too much is open. A tenant that has less than its part may have that all the same, so
+        that nobody is shut out by another; all together never have more than twice what is allowed.
+        """
+        own, own_tokens = self._by_tenant.get(request.tenant, (0, 0))
+        parts = len(self._by_tenant) + (request.tenant not in self._by_tenant)
+        if len(self._states) >= self._most and (parts < 2 or own >= self._most // parts):
+            raise Overloaded(
+                f"{len(self._states)} requests are under way, as many as max_queued allows: try again later"
+            )
+        tokens = len(request.prompt)
+        over = self._states and self.tokens + tokens > self._most_tokens
+        if over and (parts < 2 or own_tokens + tokens > self._most_tokens // parts):
+            raise Overloaded(
+                f"requests with {self.tokens} prompt tokens are under way, and {tokens} more are over the "
+                f"{self._most_tokens} that max_queued_tokens allows: try again later"
+            )
+
+    def _count(self, request: GenerateRequest, sign: int) -> None:
+        count, tokens = self._by_tenant.get(request.tenant, (0, 0))
+        self.tokens += sign * len(request.prompt)
+        self._by_tenant[request.tenant] = count + sign, tokens + sign * len(request.prompt)
+        if not count + sign:
+            del self._by_tenant[request.tenant]
+
     def _forget(self, state: RequestState) -> None:
         with self._changed:
             del self._states[state.request.id]
+            self._count(state.request, -1)
             if not self._states:
                 self._changed.notify_all()
 

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from pagoda.cache.tables import Extension, Tables
 from pagoda.engine.request import Sequence
-from pagoda.plan import Chunk, PageCopy, SequenceStart, StepPlan
+from pagoda.plan import Chunk, PageCopy, PageMove, SequenceStart, StepPlan
 
 
 class Outline:
     """The chunks placed so far, and what is left of the step."""
 
-    __slots__ = ("chunks", "copies", "placed", "rows", "short", "starts")
+    __slots__ = ("chunks", "copies", "kept", "loads", "placed", "prompt_rows", "rows", "saves", "short", "starts")
 
     def __init__(self, rows: int) -> None:
         self.rows = rows
         """Rows left."""
+        self.kept = 0
+        """Of them, those kept for sequences with one token due."""
+        self.prompt_rows = 0
+        """Rows taken by prompts."""
         self.short = False
         """Whether pages ran out."""
         self.chunks: list[Chunk] = []
@@ -22,6 +26,8 @@ class Outline:
         """Sequences with a chunk in this step: they cannot lose their pages now."""
         self.starts: list[SequenceStart] = []
         self.copies: list[PageCopy] = []
+        self.loads: tuple[PageMove, ...] = ()
+        self.saves: tuple[PageMove, ...] = ()
 
     def add(
         self,
@@ -38,10 +44,16 @@ class Outline:
         self.chunks.append(Chunk(sequence.id, start, tokens, pages, end == sequence.known, len(drafts), drafter))
         self.placed[sequence.id] = sequence
         self.rows -= len(tokens)
-        self.copies.extend(extension.copies)
+        if extension.copies:
+            self.copies.extend(extension.copies)
         if not sequence.started:
             sequence.started = True
             self.starts.append(sequence.start())
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to do."""
+        return not (self.chunks or self.loads or self.saves)
 
     def close(self, number: int, ends: tuple[int, ...]) -> StepPlan:
         """The plan; from here on its tokens count as computed, and the ones it samples as known."""
@@ -49,4 +61,6 @@ class Outline:
             sequence.computed = chunk.end
             sequence.pending += chunk.samples
             sequence.drafting = chunk.drafts
-        return StepPlan(number, tuple(self.chunks), tuple(self.starts), tuple(self.copies), ends)
+        return StepPlan(
+            number, tuple(self.chunks), tuple(self.starts), tuple(self.copies), ends, self.saves, self.loads
+        )

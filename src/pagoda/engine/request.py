@@ -9,11 +9,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from pagoda.engine.ballot import Ballot
+from pagoda.engine.beams import BeamSearch
 from pagoda.plan import LAST, SequenceStart
 from pagoda.types import CacheExplanation, GenerateRequest, TokenEvent
 
 if TYPE_CHECKING:
+    from pagoda.engine.forecast import Outlook
     from pagoda.engine.output import OutputText
+    from pagoda.engine.repetition import Loop
 
 Sink = Callable[[TokenEvent], None]
 """Takes events on the engine's thread: quick, and never waits."""
@@ -26,7 +30,7 @@ class Sequence:
     """One line of tokens: a request's prompt and one choice's output."""
 
     id: int
-    """Unique for the engine's lifetime, and ascending in order of arrival: the lower, the older, the more urgent."""
+    """Unique for the engine's lifetime, and ascending in order of arrival: the lower, the older."""
     state: RequestState
     prompt: tuple[int, ...]
     choice: int
@@ -46,11 +50,17 @@ class Sequence:
     cached: int = 0
     """Tokens whose KV was found in the cache when it was last admitted."""
     holds_pages: bool = False
+    sought: bool = False
+    """Whether it was looked for on disk since it last held pages."""
     started: bool = False
     """Whether the runner has met it."""
     preemptions: int = 0
+    rank: float = 0.0
+    """Its place among its tenant's (`urgency`): the lower, the more urgent."""
     text: OutputText | None = None
     """From its first token on."""
+    loop: Loop | None = None
+    """From its first token on, if loops are to be noticed."""
     planned_at: float | None = None
     first_token_at: float | None = None
     last_token_at: float | None = None
@@ -66,6 +76,22 @@ class Sequence:
         return len(self.prompt) + len(self.output) + self.pending
 
     @property
+    def parked(self) -> bool:
+        """Whether it is a beam whose next token its request decides, once all beams have their candidates."""
+        return self.pending > 0 and self.state.beams is not None
+
+    @property
+    def wants(self) -> bool:
+        """Whether it has tokens to compute, now or later, without anyone's help."""
+        return self.known < self.limit and not self.parked
+
+    @property
+    def verified(self) -> int:
+        """Tokens computed that others may find: of a beam, which may die any moment, the prompt's alone."""
+        verified = min(self.computed, self.values)
+        return verified if self.state.beams is None else min(verified, len(self.prompt))
+
+    @property
     def key(self) -> str:
         """Under which its prefixes are kept."""
         return self.state.request.tenant
@@ -77,8 +103,8 @@ class Sequence:
 
     @property
     def speculates(self) -> bool:
-        """Whether the step may verify drafts of it: it has an output, and the client has nothing against it."""
-        return self.known > len(self.prompt) and self.state.request.speculate
+        """Whether the step may verify drafts of it: it has an output, is no beam, and the client allows it."""
+        return self.known > len(self.prompt) and self.state.request.speculate and self.state.beams is None
 
     def due(self) -> int:
         """How many tokens can be computed now. 0: its last is in flight, or it must wait for values in flight."""
@@ -86,7 +112,7 @@ class Sequence:
             return 0
         values = len(self.prompt) + len(self.output)
         known = values + self.pending
-        if known >= self.limit:
+        if known >= self.limit or self.parked:
             return 0
         if self.computed < values:
             return values - self.computed
@@ -101,12 +127,14 @@ class Sequence:
 
     def start(self) -> SequenceStart:
         """How it is made known to the runner."""
-        return SequenceStart(self.id, self.prompt, self.state.request.params, self.choice)
+        return SequenceStart(self.id, self.prompt, self.state.request.params, self.choice, self.state.candidates)
 
     def arrived(self, tokens: int) -> int:
-        """A plan gave so many tokens, which are about to join the output; how many drafts of it were right."""
+        """A plan gave so many tokens, which are about to join the output; how many drafts of it were right. Of a beam
+        the token stays pending: which one it is, if any, its request decides.
+        """
         right, asked, self.drafting = tokens - 1, self.drafting, 0
-        self.pending -= 1
+        self.pending -= self.state.beams is None
         self.accepted += right
         self.rejected += asked - right
         if self.holds_pages:
@@ -124,7 +152,10 @@ class Sequence:
 class RequestState:
     """A request under way: its sequences, and where their events go."""
 
-    __slots__ = ("cache", "request", "sequences", "sink", "stop_ids", "unfinished", "wake")
+    __slots__ = (
+        "ballot", "beams", "cache", "candidates", "outlook", "request", "sequences", "sink", "stop_ids", "unfinished",
+        "wake",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -144,8 +175,25 @@ class RequestState:
         self.sink = sink
         self.wake = wake
         self.stop_ids = stop_ids.union(params.stop_token_ids)
-        self.sequences = [Sequence(next(ids), self, request.prompt, choice, limit) for choice in range(params.n)]
+        self.sequences = [Sequence(next(ids), self, request.prompt, i, limit) for i in range(params.sequences)]
+        self.beams: BeamSearch | None = None
+        """If it is beam search: the sequences are its slots, and those without a beam hold nothing."""
+        self.ballot: Ballot | None = None
+        """If it answers with the best of its sequences."""
+        self.candidates = -1
+        """Likeliest tokens wanted with each sample, whatever the parameters say."""
+        if params.beams is not None:
+            self.candidates = params.beams * max(2, 1 + len(self.stop_ids))
+            most = limit - len(request.prompt)
+            self.beams = BeamSearch(
+                params.beams, most, self.candidates, params.length_penalty, params.early_stopping, params.logprobs
+            )
+        elif params.held_back:
+            self.candidates = 0
+            self.ballot = Ballot(params.sequences, params.n, params.logprobs is not None)
         self.cache: CacheExplanation | None = None
         """What the cache had of the prompt when the first of its sequences was admitted."""
         self.unfinished = set(range(params.n))
         """Choices whose last event has not been sent."""
+        self.outlook: Outlook | None = None
+        """What was predicted when it was taken on."""

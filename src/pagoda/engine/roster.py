@@ -6,30 +6,39 @@ Knows how sequences come in, lose their pages and leave; not when they should: t
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Iterable
 from operator import attrgetter
 
 from pagoda.cache import KVCache, Match
+from pagoda.engine.beams import Move
 from pagoda.engine.queue import WaitingQueue
 from pagoda.engine.request import RequestState, Sequence
+from pagoda.engine.shares import Shares
+from pagoda.engine.urgency import FIRST
 from pagoda.obs.observer import EngineState
 from pagoda.types import CacheCause, CacheExplanation
 
 
 class Roster:
-    """Sequences that run (hold pages) and that wait (hold none), each oldest first."""
+    """Sequences that run (hold pages), oldest first, and that wait (hold none), most urgent first."""
 
-    def __init__(self, cache: KVCache) -> None:
+    def __init__(self, cache: KVCache, slots: int) -> None:
         self.live: dict[int, Sequence] = {}
         self.running: list[Sequence] = []
-        self.waiting = WaitingQueue()
+        self.shares = Shares()
+        self.waiting = WaitingQueue(self.shares)
         self._cache = cache
+        self._slots = slots
         self._ended: list[int] = []
 
-    def add(self, state: RequestState) -> None:
-        """Queue a request's sequences."""
+    def add(self, state: RequestState, rank: float = 0.0) -> None:
+        """Queue a request's sequences; of beams the first, in which the search begins."""
         for sequence in state.sequences:
+            sequence.rank = rank
             self.live[sequence.id] = sequence
-            self.waiting.push(sequence)
+            self.shares.opened(sequence.key)
+            if state.beams is None or sequence is state.sequences[0]:
+                self.waiting.push(sequence)
 
     def match(self, head: Sequence) -> Match:
         """What the cache has of a sequence's tokens."""
@@ -57,6 +66,16 @@ class Roster:
                     return True
         return False
 
+    def set_aside(self, head: Sequence) -> None:
+        """Take the head out of the queue until `come_back`: its pages are being read, and others need not wait."""
+        self.waiting.discard(head)
+
+    def come_back(self, sequences: Iterable[object]) -> None:
+        """Put sequences that were set aside where they were in the queue, if they are still wanted."""
+        for sequence in sequences:
+            if isinstance(sequence, Sequence) and sequence.id in self.live:
+                self.waiting.push(sequence)
+
     def admit(self, head: Sequence, match: Match, donor: Sequence | None = None) -> None:
         """Move the head of the queue among those that run, with what its donor or the cache shares with it."""
         self.waiting.discard(head)
@@ -64,38 +83,60 @@ class Roster:
             head.state.cache = _explanation(match)
         if donor is None:
             self._cache.admit(head.id, head.tokens(0, head.values), head.key, match)
-            head.computed = head.cached = match.length
+            head.cached = match.length
+            self._run(head, match.length)
         else:
             self._cache.fork(donor.id, head.id, head.fork_point)
-            head.computed = head.fork_point
-        head.holds_pages = True
-        insort(self.running, head, key=attrgetter("id"))
+            self._run(head, head.fork_point)
+        head.sought = False
 
     def commit(self, sequence: Sequence) -> None:
         """Whatever of it is known and computed by the plans handed over may be found from here on."""
-        before, verified = self._cache.committed(sequence.id), min(sequence.computed, sequence.values)
-        if before < verified:
-            self._cache.commit(sequence.id, sequence.tokens(before, verified))
+        self._commit(sequence, sequence.verified)
 
-    def preempt(self) -> Sequence:
-        """Take the youngest's pages. It starts again with what the cache still has of it by then, unless all its tokens
+    def preempt(self, victim: Sequence) -> None:
+        """Take a sequence's pages. It starts again with what the cache still has of it by then, unless all its tokens
         are on their way already.
         """
-        victim = self.running.pop()
         assert not victim.drafting, "a sequence loses its pages while drafts of it are verified"
-        self._give_back(victim)
-        victim.preemptions += 1
-        if victim.known < victim.limit:
-            self.waiting.put_back(victim)
+        self._throw_out(victim)
+        victim.rank = FIRST
+        if victim.wants:
+            self.waiting.push(victim)
+
+    def make_way(self) -> Sequence | None:
+        """Nothing is in flight, and nothing can be computed: those that run are short of pages, or are beams that wait
+        for others of their request. Take the pages of the youngest such beam: the others get on, if need be one by one.
+        """
+        victim = next((sequence for sequence in reversed(self.running) if sequence.parked), None)
+        if victim is not None:
+            self._throw_out(victim)
         return victim
+
+    def regroup(self, state: RequestState, moves: Iterable[Move]) -> None:
+        """Beams of the next round: each goes on in its parent's slot, or starts in another with its parent's pages.
+        Whatever was in a slot before is gone; without a slot of the step's its tokens are computed again later.
+        """
+        born = {move.slot: move for move in moves}
+        for sequence in state.sequences:
+            if sequence.choice not in born or born[sequence.choice].parent != sequence.choice:
+                self._vacate(sequence)
+        for move in born.values():
+            parent, child = state.sequences[move.parent], state.sequences[move.slot]
+            if child is not parent and parent.holds_pages and len(self.running) < self._slots:
+                self._cache.fork(parent.id, child.id, parent.computed)
+                self._run(child, parent.computed)
+            child.output[:] = move.tokens
+            child.pending = 0
+            if not child.holds_pages:
+                child.rank = FIRST
+                self.waiting.push(child)
 
     def end(self, sequence: Sequence) -> None:
         """Forget a sequence: its pages are free at once, as what is in flight runs before what comes later."""
         del self.live[sequence.id]
-        self.waiting.discard(sequence)
-        if sequence.holds_pages:
-            self.running.remove(sequence)
-            self._give_back(sequence)
+        self.shares.closed(sequence.key)
+        self._vacate(sequence)
         if sequence.started:
             self._ended.append(sequence.id)
 
@@ -113,6 +154,7 @@ class Roster:
     def check(self) -> None:
         """Assert that each sequence is in its place, in order, and that lengths and pages agree."""
         self.waiting.check()
+        self.shares.check()
         self._cache.check()
         ids = [sequence.id for sequence in self.running]
         assert ids == sorted(ids), "running sequences are out of order"
@@ -120,9 +162,46 @@ class Roster:
         assert self._cache.used == self._cache.fixed or ids, "pages are held, and nobody runs"
         for sequence in self.live.values():
             sequence.check()
+            self._check_group(sequence)
+
+    def _check_group(self, sequence: Sequence) -> None:
+        search, ballot = sequence.state.beams, sequence.state.ballot
+        if ballot is not None:
+            ballot.check()
+        if search is not None:
+            search.check()
+            beam = next((beam for beam in search.beams if beam.slot == sequence.choice), None)
+            wanted = beam is not None and not sequence.parked
+            assert beam is not None or not sequence.holds_pages, f"a dead beam holds pages: {sequence}"
+            assert beam is None or tuple(sequence.output) == beam.tokens, f"it is not its beam's line: {sequence}"
+            assert wanted == (sequence in self.waiting) or sequence.holds_pages, f"a beam is lost: {sequence}"
+
+    def _run(self, sequence: Sequence, computed: int) -> None:
+        sequence.holds_pages = True
+        sequence.computed = computed
+        insort(self.running, sequence, key=attrgetter("id"))
+
+    def _vacate(self, sequence: Sequence) -> None:
+        """Neither run nor wait any more, and hold nothing."""
+        self.waiting.discard(sequence)
+        if sequence.holds_pages:
+            self.running.remove(sequence)
+            self.commit(sequence)
+            self._give_back(sequence)
+
+    def _throw_out(self, victim: Sequence) -> None:
+        """All that is computed of it stays in the cache as long as it can, of a beam too."""
+        self.running.remove(victim)
+        self._commit(victim, min(victim.computed, victim.values))
+        self._give_back(victim)
+        victim.preemptions += 1
+
+    def _commit(self, sequence: Sequence, upto: int) -> None:
+        before = self._cache.committed(sequence.id)
+        if before < upto:
+            self._cache.commit(sequence.id, sequence.tokens(before, upto))
 
     def _give_back(self, sequence: Sequence) -> None:
-        self.commit(sequence)
         self._cache.release(sequence.id)
         sequence.holds_pages = False
         sequence.computed = sequence.cached = 0

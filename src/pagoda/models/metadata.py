@@ -17,6 +17,10 @@ class Metadata:
     architecture: str
     values: Mapping[str, object]
 
+    def has(self, key: str) -> bool:
+        """Whether the file says anything of it."""
+        return f"{self.architecture}.{key}" in self.values
+
     def _value(self, key: str, default: object) -> object:
         found = self.values.get(f"{self.architecture}.{key}", default)
         if found is None:
@@ -61,3 +65,31 @@ class Metadata:
                 f"{self.path}: metadata '{self.architecture}.{key}' must be a string, found {found!r:.60}"
             )
         return found
+
+    def truth(self, key: str, default: bool) -> bool:
+        """Yes or no.
+
+        Raises:
+            ModelFileError: it is something else.
+        """
+        found = self._value(key, default)
+        if not isinstance(found, bool):
+            raise ModelFileError(
+                f"{self.path}: metadata '{self.architecture}.{key}' must be a truth value, found {found!r:.60}"
+            )
+        return found
+
+    def flags(self, key: str, count: int) -> tuple[bool, ...] | None:
+        """A truth value for each of `count` layers, or None if the file has none.
+
+        Raises:
+            ModelFileError: it is something else.
+        """
+        found = self.values.get(f"{self.architecture}.{key}")
+        if not isinstance(found, list):
+            return None
+        if len(found) != count or not all(isinstance(each, bool) for each in found):
+            raise ModelFileError(
+                f"{self.path}: metadata '{self.architecture}.{key}' must be {count} truth values, found {found!r:.60}"
+            )
+        return tuple(found)

@@ -27,6 +27,8 @@ class EngineState:
     """Pages that hold prefixes and nothing else; not among those used."""
     pages_pinned: int = 0
     """Pages that pins hold; they are among those used."""
+    step_error: float = 0.0
+    """Relative error of the seconds predicted for this step: (predicted - actual) / actual."""
 
 
 class Observer(Protocol):

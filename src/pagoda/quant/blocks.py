@@ -78,3 +78,10 @@ def six_bit_pairs(raw: Bytes) -> tuple[Bytes, Bytes]:
     scales = np.concatenate([first & 63, (third & 15) | (first >> 6 << 4)], axis=1)
     minima = np.concatenate([second & 63, (third >> 4) | (second >> 6 << 4)], axis=1)
     return scales, minima
+
+
+def six_bit_bytes(scales: Bytes, minima: Bytes) -> Bytes:
+    """The inverse: twice [blocks, 8] integers under 64 -> [blocks, 12] bytes."""
+    first, second = (x[:, :4] | (x[:, 4:] >> np.uint8(4) << np.uint8(6)) for x in (scales, minima))
+    third = (scales[:, 4:] & np.uint8(15)) | ((minima[:, 4:] & np.uint8(15)) << np.uint8(4))
+    return np.concatenate([first, second, third], axis=1)

@@ -23,6 +23,8 @@ class Known:
     prompt: tuple[int, ...]
     params: SamplingParams
     choice: int
+    logprobs: int
+    """How many likeliest tokens to report with a sample; -1: none, and no log-probability."""
     guesses: int | None = None
     """Slot of what the runner's own drafter guesses for it, from the first time on."""
     fed: int = 0
@@ -74,9 +76,13 @@ class Batcher:
             starts=starts,
         )
         draws = [draw_of(known, chunk) for known, chunk in chunks if chunk.samples]
-        for sequence in plan.ends:
-            self._free.extend(self.known.pop(sequence).slots())
+        self.forget(plan.ends)
         return step, draws
+
+    def forget(self, sequences: Iterable[int]) -> None:
+        """Sequences that are in no later plan: their slots are free."""
+        for sequence in sequences:
+            self._free.extend(self.known.pop(sequence).slots())
 
     def check(self) -> None:
         """Assert that every slot is free or has one sequence."""
@@ -85,7 +91,9 @@ class Batcher:
 
     def _start(self, start: SequenceStart) -> tuple[int, Ints]:
         slot = self._take_slot()
-        self.known[start.sequence] = Known(slot, start.prompt, start.params, start.choice)
+        asked = -1 if start.params.logprobs is None else start.params.logprobs
+        logprobs = max(asked, start.candidates)
+        self.known[start.sequence] = Known(slot, start.prompt, start.params, start.choice, logprobs)
         return slot, np.array(start.prompt, np.int32)
 
     def guess_slot(self, known: Known) -> int:
@@ -141,7 +149,7 @@ def draw_of(known: Known, chunk: Chunk) -> Draw:
         frequency=p.frequency_penalty,
         presence=p.presence_penalty,
         top_k=p.top_k,
-        logprobs=-1 if p.logprobs is None else p.logprobs,
+        logprobs=known.logprobs,
         drafts=chunk.drafts,
     )
 

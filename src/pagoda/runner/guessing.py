@@ -47,6 +47,11 @@ class Guesser:
         self._owed: list[tuple[int, int, int, int]] = []
         """Copies of its pages that no step of its own has carried out yet."""
 
+    @property
+    def own_store(self) -> KVStore | None:
+        """Where the keys and values of a model of its own are."""
+        return self._kv if self._own else None
+
     def submit(self, plan: StepPlan, batcher: Batcher, slots: Slots) -> tuple[Pending, ...]:
         """Hand over the steps that fill in a plan's open drafts, before the plan itself is batched.
 

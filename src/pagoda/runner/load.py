@@ -7,10 +7,10 @@ from typing import Protocol
 
 from pagoda.backends import open_backend
 from pagoda.backends.cpu import CpuBackend, rope_table
-from pagoda.backends.ops import Model
 from pagoda.config import EngineConfig
 from pagoda.errors import InvalidConfig
 from pagoda.models import Source, build, read_config
+from pagoda.models.decoder import Decoder
 from pagoda.plan import Capacity
 from pagoda.runner.guessing import Guesser
 from pagoda.runner.runner import Runner
@@ -25,9 +25,10 @@ class Digested(Source, Protocol):
         ...
 
 
-def fingerprint(digest: str, config: EngineConfig, backend: CpuBackend) -> str:
-    """Of all that outputs are a function of besides the request."""
-    parts = (digest, config.model.activations, config.model.kv_format, backend.name, str(backend.arithmetic))
+def fingerprint(digest: str, config: EngineConfig, backend: CpuBackend, variant: str = "") -> str:
+    """Of all that outputs are a function of besides the request; `variant` is the model's."""
+    parts = [digest, config.model.activations, config.model.kv_format, backend.name, str(backend.arithmetic)]
+    parts += [variant] * bool(variant)
     return "pagoda-" + hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
@@ -51,15 +52,7 @@ def load_runner(source: Digested, config: EngineConfig, sizing: Sizing, drafter:
     page_size, kv_format = config.machine.page_size, config.model.kv_format
     pages = (sizing.pages,) * len(sizing.groups)
     store = backend.kv_store(sizing.groups, pages, page_size, kv_format)
-    capacity = Capacity(
-        pages=pages + (sizing.pages,) * len(sizing.drafter_groups),
-        page_size=page_size,
-        max_model_len=sizing.longest,
-        vocabulary=model.vocabulary,
-        fingerprint=fingerprint(source.digest(), config, backend),
-        unit_bytes=sum(sizing.page_bytes) + sizing.drafter_page_bytes,
-    )
-    guesser = None
+    guesser, unit_bytes = None, store.unit_bytes
     if drafter is not None:
         other = _build(drafter, backend, sizing)
         if other.vocabulary != model.vocabulary:
@@ -68,21 +61,25 @@ def load_runner(source: Digested, config: EngineConfig, sizing: Sizing, drafter:
                 "a drafter must have the vocabulary of the model it drafts for"
             )
         own = backend.kv_store(sizing.drafter_groups, pages[:1] * len(sizing.drafter_groups), page_size, kv_format)
+        unit_bytes += own.unit_bytes
         guesser = Guesser(backend, other, other.layers, own, first_group=len(sizing.groups))
     elif layers := guess_layers(config.scheduler.speculate, model.layers):
         guesser = Guesser(backend, model, layers, store)
+    capacity = Capacity(
+        pages=pages + (sizing.pages,) * len(sizing.drafter_groups),
+        page_size=page_size,
+        max_model_len=sizing.longest,
+        vocabulary=model.vocabulary,
+        fingerprint=fingerprint(source.digest(), config, backend, model.config.variant(sizing.longest)),
+        layout=f"{backend.layout} {sizing.groups} {drafter.name if drafter else None} {sizing.drafter_groups}",
+        unit_bytes=unit_bytes,
+    )
     return Runner(backend, model, store, capacity, guesser)
 
 
-def _build(source: Source, backend: CpuBackend, sizing: Sizing) -> Model:
+def _build(source: Source, backend: CpuBackend, sizing: Sizing) -> Decoder:
     """Its weights packed; a file may promise any length, angles are made for what pages can hold."""
-    return build(
-        source,
-        read_config(source),
-        backend.weights,
-        lambda f, n: rope_table(f, n, adjacent=True),
-        sizing.longest,
-    )
+    return build(source, read_config(source), backend.weights, rope_table, sizing.longest)
 
 
 def guess_layers(speculate: str, layers: int) -> int:

@@ -15,7 +15,7 @@ from pagoda.backends.footprint import Footprint, footprint, packed_bytes, stand_
 from pagoda.backends.ops import KVGroup
 from pagoda.config import EngineConfig
 from pagoda.errors import InvalidConfig, MemoryLimit
-from pagoda.models import Source, outline, read_config
+from pagoda.models import Source, outline, read_config, stored
 from pagoda.plan import MOST_OF_STEP
 from pagoda.runner.runner import whole_model
 
@@ -134,7 +134,7 @@ def size(source: Source, config: EngineConfig, free: int, drafter: Source | None
     longest = config.model.max_model_len or shape.context
     if longest > shape.context:
         raise InvalidConfig(f"max_model_len is {longest}, and the model was trained for {shape.context} tokens")
-    forms = {name: (source.tensors[name].format.name, dims) for name, dims in shape.tensors().items()}
+    forms = stored(source, shape)
     packed = {name: packed_bytes(name, form, dims) for name, (form, dims) in forms.items()}
     model = outline(source, shape, cache(lambda name: stand_in(name, *forms[name])))
     counts = footprint(
@@ -157,7 +157,7 @@ def size(source: Source, config: EngineConfig, free: int, drafter: Source | None
         kv_asked=config.machine.kv_memory,
         free=free,
         pages=pages,
-        rope=2 * 2 * 4 * min(longest, pages * config.machine.page_size) * (shape.rope_dims // 2),
+        rope=2 * 2 * 4 * min(longest, pages * config.machine.page_size) * (sum(shape.table_dims) // 2),
         step=_step(counts, config),
         drafter_weights=drafter_weights,
         drafter_groups=drafter_groups,
@@ -173,7 +173,7 @@ def _drafter(source: Source, longest: int) -> tuple[int, tuple[KVGroup, ...]]:
             f"{source.name} cannot draft for sequences of {longest} tokens, it was trained for {shape.context}: "
             f"set max_model_len to {shape.context} or less"
         )
-    sizes = (packed_bytes(name, source.tensors[name].format.name, dims) for name, dims in shape.tensors().items())
+    sizes = (packed_bytes(name, form, dims) for name, (form, dims) in stored(source, shape).items())
     return sum(sizes), shape.groups
 
 
@@ -196,7 +196,7 @@ def _product(dims: Iterable[int]) -> int:
 def _step(counts: Footprint, config: EngineConfig) -> int:
     scheduler = config.scheduler
     drafts = 0 if scheduler.speculate == "off" else MOST_OF_STEP
-    return counts.row * scheduler.chunk + counts.sampled_row * min(scheduler.max_num_seqs + drafts, scheduler.chunk)
+    return counts.row * scheduler.rows + counts.sampled_row * min(scheduler.max_num_seqs + drafts, scheduler.rows)
 
 
 def _kv_limit(free: int, weights: int) -> int:

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from pagoda.engine.engine import Engine
     from pagoda.text.tokenizer import Tokenizer
 
+CAUSES = ("invalid_api_key", "concurrency_limit", "token_limit")
+"""What the front desk refuses that counts as a refused request, beside what the engine does."""
+
 ROUTES = (
     Route("/v1/chat/completions", chat_completions, methods=["POST"]),
     Route("/v1/completions", completions, methods=["POST"]),
@@ -93,4 +96,6 @@ async def _refuse(request: Request, error: Exception) -> Response:
     observer: PrometheusObserver = request.app.state.observer
     answer = error_response(error)
     observer.answered_with_error(answer.status_code)
+    if isinstance(error, HttpFailure) and error.code in CAUSES:
+        observer.refused(error.code)
     return answer

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pagoda.errors import PagodaError
-from pagoda.server.errors import HttpFailure, describe
+from pagoda.server.errors import HttpFailure, describe, retry_after
 
 T = TypeVar("T")
 logger = logging.getLogger("pagoda.server")
@@ -47,7 +47,11 @@ def error_response(error: Exception) -> Response:
     """The answer for an error: the status says whose fault it is."""
     status, detail = describe(error)
     log_failure(error, status)
-    return json_response(detail, status, {"retry-after": "1"} if status in (429, 503) else None)
+    wait = retry_after(error, status)
+    headers = {} if wait is None else {"retry-after": str(wait)}
+    if status == 401:
+        headers["www-authenticate"] = "Bearer"
+    return json_response(detail, status, headers)
 
 
 async def read_body(request: Request, limit: int) -> bytes:

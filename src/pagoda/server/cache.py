@@ -15,7 +15,7 @@ from pagoda.server.asgi import json_response
 from pagoda.server.desk import Desk
 from pagoda.server.identity import administrator_of
 from pagoda.server.pins import PinAnswer, wire_pin
-from pagoda.types import CacheCause
+from pagoda.types import CacheCause, CacheReport, DiskFault
 
 
 class PageCounts(msgspec.Struct):
@@ -37,6 +37,21 @@ class Asked(msgspec.Struct):
     requests: dict[CacheCause, int]
 
 
+class DiskAnswer(msgspec.Struct):
+    """What is kept on disk: fields as `types.DiskReport`, counts since the start."""
+
+    units: int
+    bytes: int
+    budget: int
+    saved: int
+    restored: int
+    dropped: int
+    faults: dict[DiskFault, int]
+    writing: bool
+    restore_s: float | None
+    compute_s: float | None
+
+
 class CacheAnswer(msgspec.Struct):
     """The cache."""
 
@@ -48,6 +63,8 @@ class CacheAnswer(msgspec.Struct):
     asked: Asked
     pins: list[PinAnswer]
     maps: list[str]
+    disk: DiskAnswer | None
+    """null without `--kv-dir`."""
     object: str = "cache"
 
 
@@ -68,8 +85,21 @@ async def show_cache(request: Request) -> Response:
     pages = PageCounts(report.total, report.used, report.pinned, report.cached, report.free)
     asked = Asked(lookups.hit_rate, lookups.found_tokens, lookups.missed_tokens, lookups.requests)
     pins = [wire_pin(pin, capacity) for pin in report.pins]
-    answer = CacheAnswer(report.page_size, capacity.unit_bytes, pages, report.prefixes, asked, pins, list(report.maps))
+    answer = CacheAnswer(
+        report.page_size, capacity.unit_bytes, pages, report.prefixes, asked, pins, list(report.maps), wire_disk(report)
+    )
     return json_response(answer)
+
+
+def wire_disk(report: CacheReport) -> DiskAnswer | None:
+    """The tier as it is told over HTTP."""
+    disk = report.disk
+    if disk is None:
+        return None
+    return DiskAnswer(
+        disk.units, disk.bytes, disk.budget, disk.saved, disk.restored, disk.dropped, dict(disk.faults), disk.writing,
+        disk.restore_s, disk.compute_s,
+    )  # fmt: skip
 
 
 async def clear_cache(request: Request) -> Response:

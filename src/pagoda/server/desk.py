@@ -20,7 +20,9 @@ from pagoda.engine.streams import EventStream, stream
 from pagoda.errors import Overloaded, PromptTooLong
 from pagoda.explain import PrefixExplanation, explain_prefix
 from pagoda.server.errors import HttpFailure
-from pagoda.types import CacheExplanation, GenerateRequest, SamplingParams, TokenEvent
+from pagoda.server.identity import Caller
+from pagoda.server.limits import Meter, Ticket
+from pagoda.types import CacheExplanation, GenerateRequest, SamplingParams, Slo, TokenEvent
 
 if TYPE_CHECKING:
     from pagoda.engine.engine import Engine
@@ -67,6 +69,26 @@ class TextPool:
 
 
 @dataclass(frozen=True, slots=True)
+class Order:
+    """Who asks, where, and how urgently."""
+
+    caller: Caller
+    path: str
+    slo: Slo
+    priority: int
+    speculate: bool = True
+
+    @property
+    def targets(self) -> Slo:
+        """The request's, and for those it does not name the caller's."""
+        own, usual = self.slo, self.caller.limits.slo
+        ttft, tpot = (mine if mine is not None else its for mine, its in (
+            (own.ttft_ms, usual.ttft_ms), (own.tpot_ms, usual.tpot_ms)
+        ))  # fmt: skip
+        return Slo(ttft, tpot, own.serve_late)
+
+
+@dataclass(frozen=True, slots=True)
 class Desk:
     """Everything the routes share."""
 
@@ -78,6 +100,7 @@ class Desk:
     created: int
     """When the server started, in seconds of Unix time."""
     pool: TextPool = field(default_factory=TextPool)
+    meter: Meter = field(default_factory=Meter)
 
     @property
     def fingerprint(self) -> str:
@@ -109,7 +132,7 @@ class Desk:
         params: SamplingParams,
         request_id: str,
         arrival: float,
-        tenant: str = "",
+        order: Order,
     ) -> list[GenerateRequest]:
         """Validated requests for the prompts of one call; a seed that must be drawn is drawn once for them all.
 
@@ -125,8 +148,11 @@ class Desk:
                 self.engine.capacity,
                 request_id=name,
                 arrival=arrival,
-                max_output_tokens=self.config.max_output_tokens,
-                tenant=tenant,
+                max_output_tokens=order.caller.limits.output_cap(order.path, self.config.max_output_tokens),
+                tenant=order.caller.tenant,
+                slo=order.targets,
+                priority=order.priority,
+                speculate=order.speculate,
             )
             params = replace(params, seed=request.params.seed)
             admitted.append(request)
@@ -164,6 +190,18 @@ class Desk:
             return list(map(explained, requests, caches))
 
         return await asyncio.to_thread(all_of_them)
+
+
+async def metered(events: Events, ticket: Ticket) -> Events:
+    """Events as they are, counted on a ticket that is closed with them."""
+    try:
+        async with aclosing(events) as source:
+            async for item in source:
+                if item[1].finish is not None:
+                    ticket.spend(item[1].completion_tokens)
+                yield item
+    finally:
+        ticket.close()
 
 
 @lru_cache(maxsize=4)

@@ -5,7 +5,10 @@ Knows the error tree and OpenAI's error shape; nothing else of the protocol.
 
 from __future__ import annotations
 
+import math
+
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from pagoda.errors import (
     EngineDied,
@@ -14,6 +17,7 @@ from pagoda.errors import (
     Overloaded,
     PagodaError,
     PromptTooLong,
+    TargetMissed,
     UnknownModel,
     UnsupportedField,
     UserError,
@@ -27,6 +31,19 @@ class ErrorDetail(msgspec.Struct):
     type: str
     param: str | None = None
     code: str | None = None
+    slo: Prospect | UnsetType = UNSET
+    """With the code `ttft_target`."""
+
+
+class Prospect(msgspec.Struct):
+    """Why a request was refused that wants its first token by a certain time. Times in milliseconds."""
+
+    predicted_ttft_ms: float
+    target_ttft_ms: float
+    queued_requests: int
+    """Under way, waiting or not."""
+    queued_tokens: int
+    """Of their prompts."""
 
 
 class ErrorBody(msgspec.Struct):
@@ -38,9 +55,12 @@ class ErrorBody(msgspec.Struct):
 class HttpFailure(Exception):
     """An answer to give instead of the one asked for, decided by the front desk itself."""
 
-    def __init__(self, status: int, message: str, *, code: str, param: str | None = None) -> None:
+    def __init__(
+        self, status: int, message: str, *, code: str, param: str | None = None, retry_after: int | None = None
+    ) -> None:
         super().__init__(message)
         self.status, self.code, self.param = status, code, param
+        self.retry_after = retry_after
 
 
 _TABLE: tuple[tuple[type[PagodaError], int, str], ...] = (
@@ -50,6 +70,7 @@ _TABLE: tuple[tuple[type[PagodaError], int, str], ...] = (
     (UnknownModel, 404, "model_not_found"),
     (UserError, 400, "invalid_value"),
     (MemoryLimit, 503, "out_of_memory"),
+    (TargetMissed, 429, "ttft_target"),
     (Overloaded, 503, "overloaded"),
     (EngineDied, 503, "engine_unavailable"),
     (PagodaError, 500, "internal_error"),
@@ -64,8 +85,21 @@ def describe(error: Exception) -> tuple[int, ErrorBody]:
     if isinstance(error, PagodaError):
         for kind, status, code in _TABLE:
             if isinstance(error, kind):
-                return status, body(status, str(error), getattr(error, "param", None), code)
+                told = body(status, str(error), getattr(error, "param", None), code)
+                if isinstance(error, TargetMissed):
+                    times = round(error.predicted_ms, 1), round(error.target_ms, 1)
+                    told.error.slo = Prospect(*times, error.requests, error.tokens)
+                return status, told
     return 500, body(500, "the server failed on this request; its log has the cause", None, "internal_error")
+
+
+def retry_after(error: Exception, status: int) -> int | None:
+    """Seconds after which it may be worth while to try again; None if it is not."""
+    if isinstance(error, HttpFailure) and error.retry_after is not None:
+        return error.retry_after
+    if isinstance(error, TargetMissed):
+        return max(1, math.ceil((error.predicted_ms - error.target_ms) / 1000))
+    return 1 if status in (429, 503) else None
 
 
 def body(status: int, message: str, param: str | None = None, code: str | None = None) -> ErrorBody:

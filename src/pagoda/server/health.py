@@ -11,6 +11,7 @@ from starlette.responses import Response
 from pagoda.obs.metrics import PrometheusObserver
 from pagoda.server.asgi import json_response
 from pagoda.server.desk import Desk
+from pagoda.server.identity import administrator_of, one_tenant
 
 
 @dataclass(slots=True)
@@ -51,10 +52,14 @@ def _answer(request: Request, waits_for: str) -> Response:
 
 
 async def metrics(request: Request) -> Response:
-    """Everything counted, in the text format that the scraper asks for."""
+    """Everything counted, in the text format that the scraper asks for; with keys, an administrator's only."""
+    if request.app.state.identify is not one_tenant:
+        administrator_of(request)
     desk: Desk = request.app.state.desk
     observer: PrometheusObserver = request.app.state.observer
     state = desk.engine.health()
     observer.queues(state.running, state.waiting)
+    if (report := desk.engine.disk_report()) is not None:
+        observer.disk(report)
     content, media_type = observer.render(request.headers.get("accept", ""))
     return Response(content, headers={"content-type": media_type})

@@ -13,6 +13,7 @@ from typing import Protocol
 from starlette.requests import Request
 
 from pagoda.server.errors import HttpFailure
+from pagoda.server.limits import NO_LIMITS, Limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,8 @@ class Caller:
     """Prefixes are shared within a tenant."""
     administrator: bool
     """Whether it may see and change what belongs to all: pins for every tenant, the whole cache."""
+    limits: Limits = NO_LIMITS
+    """What it may take."""
 
 
 class Identify(Protocol):

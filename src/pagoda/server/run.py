@@ -25,10 +25,9 @@ if TYPE_CHECKING:
 
     from pagoda.engine.engine import Engine
 
-DRAIN_S = 10.0
-"""How long answers under way may go on after the first signal."""
 WATCH_S = 0.25
 """How often the engine's health is looked at."""
+_DRAIN_S = ServerConfig().drain_timeout
 logger = logging.getLogger("pagoda.server")
 
 
@@ -86,6 +85,7 @@ class Process:
         sock: a bound socket.
         prepare: what is to be done, on a thread, before the server is ready; meanwhile it listens, for probes.
         drain_s: seconds for answers under way.
+        reload: what SIGHUP does, if anything.
     """
 
     def __init__(
@@ -94,7 +94,8 @@ class Process:
         engine: Engine,
         sock: socket.socket,
         prepare: Callable[[], None] | None = None,
-        drain_s: float = DRAIN_S,
+        drain_s: float = _DRAIN_S,
+        reload: Callable[[], None] | None = None,
     ) -> None:
         options = uvicorn.Config(
             app,
@@ -105,7 +106,7 @@ class Process:
             timeout_graceful_shutdown=round(drain_s) + 5,
         )
         self._http, self._engine, self._sock, self._drain_s = _HttpServer(options), engine, sock, drain_s
-        self._app, self._prepare = app, prepare
+        self._app, self._prepare, self._reload = app, prepare, reload
         if prepare is not None:
             app.state.readiness.waits_for = "prompts are computed ahead"
         self._closing: asyncio.Future[None] | None = None
@@ -124,6 +125,8 @@ class Process:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._signalled, number)
+        if self._reload is not None:
+            loop.add_signal_handler(signal.SIGHUP, self._reload)
         beside = [asyncio.ensure_future(work) for work in (self._watch(), self._get_ready())]
         try:
             await self._http.serve([self._sock])
@@ -172,12 +175,19 @@ class Process:
             await asyncio.sleep(WATCH_S)
 
 
-def run(app: Starlette, engine: Engine, sock: socket.socket, prepare: Callable[[], None] | None = None) -> int:
-    """Serve `app` on `sock` until a signal or the engine's death; the exit code. `prepare` as in `Process`.
+def run(
+    app: Starlette,
+    engine: Engine,
+    sock: socket.socket,
+    prepare: Callable[[], None] | None = None,
+    drain_s: float = _DRAIN_S,
+    reload: Callable[[], None] | None = None,
+) -> int:
+    """Serve `app` on `sock` until a signal or the engine's death; the exit code. The rest is as in `Process`.
 
     A dead engine's threads may never end, so after its death this does not return: it ends the process with 1.
     """
-    code = Process(app, engine, sock, prepare).run()
+    code = Process(app, engine, sock, prepare, drain_s, reload).run()
     if code:
         sys.stdout.flush()
         os._exit(code)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from msgspec import UNSET, UnsetType
@@ -18,11 +18,11 @@ from starlette.responses import Response
 from pagoda.completion import Completion, raise_failure
 from pagoda.errors import InvalidRequest
 from pagoda.server.asgi import json_response, read_body, while_connected
-from pagoda.server.desk import Desk, Events
+from pagoda.server.desk import Desk, Events, Order, metered
 from pagoda.server.identity import caller_of
 from pagoda.server.openai.response import Explain, Head, UsageCount, new_id, now
 from pagoda.server.sse import DONE, SseResponse, frame
-from pagoda.types import CacheExplanation, GenerateRequest, SamplingParams, TokenEvent
+from pagoda.types import CacheExplanation, GenerateRequest, SamplingParams, Slo, TokenEvent
 
 EXPLAIN_HEADER = "X-Pagoda-Explain"
 
@@ -62,6 +62,12 @@ class Call:
     encode: Callable[[], Sequence[Sequence[int]]]
     """The prompts' token ids; run off the event loop."""
     shape: Callable[[Head, Desk], Shape]
+    slo: Slo
+    priority: int
+    speculate: bool
+    """Whether drafts may be verified for it."""
+    repetition_stop: int | None
+    """As the client wrote it; None if the caller's own stands."""
 
 
 async def answer(request: Request, parse: Callable[[bytes, Desk], Call]) -> Response:
@@ -78,14 +84,19 @@ async def answer(request: Request, parse: Callable[[bytes, Desk], Call]) -> Resp
     desk.check_model(call.model)
     try:
         prompts = await while_connected(request.receive, desk.pool.run(call.encode))
-        requests = desk.admit(prompts, call.params, new_id(call.prefix), arrival, caller.tenant)
+        params = call.params
+        if call.repetition_stop is None and caller.limits.repetition_stop:
+            params = replace(params, repetition_stop=caller.limits.repetition_stop)
+        order = Order(caller, request.url.path, call.slo, call.priority, call.speculate)
+        requests = desk.admit(prompts, params, new_id(call.prefix), arrival, order)
     except InvalidRequest as error:
         if error.param == "prompt":
             error.param = call.prompt_field
         raise
     head = _head(call, desk, requests)
     shape = call.shape(head, desk)
-    events = desk.events(requests)
+    ticket = desk.meter.open(caller.tenant, caller.limits, sum(map(len, prompts)))
+    events = metered(desk.events(requests), ticket)
     explains = Explains(desk, requests) if call.explain or told else None
     if call.stream:
         return SseResponse(_frames(events, shape, UsageCount(len(requests)), call.include_usage, explains))

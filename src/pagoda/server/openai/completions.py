@@ -6,8 +6,9 @@ Knows OpenAI's plain completion format; several prompts in one body become sever
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -15,13 +16,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pagoda.completion import Completion, Usage
-from pagoda.errors import InvalidRequest, UnsupportedField
+from pagoda.errors import InvalidRequest
 from pagoda.server.desk import Desk
 from pagoda.server.openai.answer import Call, answer
 from pagoda.server.openai.fields import NEUTRAL_COMPLETIONS, Count, SharedFields, convert, decode
 from pagoda.server.openai.logprobs import CompletionLogprobs, OffsetLogprobs
 from pagoda.server.openai.response import Explain, Head, UsageCount, WireUsage, finish_reason, wire_usage
-from pagoda.types import MAX_CHOICES, TokenEvent
+from pagoda.types import MAX_CHOICES, SamplingParams, TokenEvent
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's default for this endpoint."""
@@ -35,6 +36,34 @@ class CompletionFields(SharedFields, kw_only=True):
     prompt: str | list[Any]
     logprobs: int | None = None
     best_of: Count | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | Literal["never"] | None = None
+
+    def choosing(self, params: SamplingParams) -> SamplingParams:
+        """The parameters with what says how the answer is chosen: among several samples, or by beam search.
+
+        Raises:
+            InvalidRequest: a value is out of its range, or does not combine with another.
+        """
+        if self.use_beam_search:
+            return replace(
+                params,
+                beams=params.n if self.best_of is None else self._width(self.best_of, params.n),
+                length_penalty=1.0 if self.length_penalty is None else self.length_penalty,
+                early_stopping=bool(self.early_stopping) if self.early_stopping != "never" else "never",
+            )
+        for name in ("length_penalty", "early_stopping"):
+            if getattr(self, name) not in (None, getattr(params, name)):
+                raise InvalidRequest(f"{name} is only for use_beam_search: true", name)
+        return replace(params, best_of=self.best_of)
+
+    def _width(self, best_of: int, n: int) -> int:
+        """Of the beams, under the name that it has here."""
+        if not n <= best_of <= MAX_CHOICES:
+            message = f"best_of must be at least n, which is {n}, and at most {MAX_CHOICES}, got {best_of}"
+            raise InvalidRequest(message, "best_of")
+        return best_of
 
 
 class CompletionChoice(msgspec.Struct):
@@ -74,11 +103,15 @@ def parse(body: bytes, desk: Desk) -> Call:
     fields = decode(body, CompletionFields, NEUTRAL_COMPLETIONS)
     prompts = _prompts(fields.prompt)
     max_tokens = DEFAULT_MAX_TOKENS if fields.max_tokens is None else fields.max_tokens
-    params = fields.sampling(fields.logprobs, max_tokens)
-    if fields.best_of not in (None, params.n):
-        raise UnsupportedField(f"best_of must equal n, which is {params.n}; got {fields.best_of}", "best_of")
-    if len(prompts) * params.n > MAX_CHOICES:
-        raise InvalidRequest(f"prompts times n is {len(prompts) * params.n}; the most is {MAX_CHOICES}", "prompt")
+    params = fields.choosing(fields.sampling(fields.logprobs, max_tokens))
+    if fields.stream and params.held_back:
+        what = "use_beam_search" if params.beams else "best_of over n"
+        raise InvalidRequest(
+            f"{what} is answered as a whole: the best is known only at the end; leave stream out", "stream"
+        )
+    if (made := len(prompts) * params.sequences) > MAX_CHOICES:
+        each = "n" if params.sequences == params.n else "best_of"
+        raise InvalidRequest(f"prompts times {each} is {made}; the most is {MAX_CHOICES}", "prompt")
 
     def encode() -> list[Sequence[int]]:
         return [_encode(desk, each) if isinstance(each, str) else each for each in prompts]
@@ -90,6 +123,10 @@ def parse(body: bytes, desk: Desk) -> Call:
         include_usage=fields.include_usage,
         explain=bool(fields.explain),
         seed=fields.seed,
+        slo=fields.targets,
+        priority=fields.priority or 0,
+        speculate=fields.speculation != "off",
+        repetition_stop=fields.repetition_stop,
         prefix="cmpl",
         prompt_field="prompt",
         encode=encode,

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
 from pagoda.errors import InvalidRequest, UnsupportedField
-from pagoda.types import MAX_SEED, SamplingParams
+from pagoda.types import MAX_SEED, SamplingParams, Slo
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
 
@@ -23,6 +23,14 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
     """Only false: Pagoda adds no padding against eavesdroppers; TLS belongs to what stands before it."""
+
+
+class SloFields(msgspec.Struct, forbid_unknown_fields=True):
+    """`slo`."""
+
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    on_miss: Literal["refuse", "serve"] | None = None
 
 
 class SharedFields(msgspec.Struct, kw_only=True):
@@ -42,6 +50,10 @@ class SharedFields(msgspec.Struct, kw_only=True):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
+    repetition_stop: int | None = None
+    slo: SloFields | None = None
+    priority: int | None = None
+    speculation: Literal["auto", "off"] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     explain: bool | None = None
@@ -50,6 +62,16 @@ class SharedFields(msgspec.Struct, kw_only=True):
     def include_usage(self) -> bool:
         """Whether a stream ends with a chunk of usage."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def targets(self) -> Slo:
+        """The latency asked for.
+
+        Raises:
+            InvalidRequest: a target that is not a positive number.
+        """
+        asked = self.slo or SloFields()
+        return Slo(asked.ttft_ms, asked.tpot_ms, asked.on_miss == "serve")
 
     def sampling(self, logprobs: int | None, max_tokens: int | None) -> SamplingParams:
         """The parameters for the engine.
@@ -73,6 +95,7 @@ class SharedFields(msgspec.Struct, kw_only=True):
             "presence_penalty": self.presence_penalty,
             "frequency_penalty": self.frequency_penalty,
             "repetition_penalty": self.repetition_penalty,
+            "repetition_stop": self.repetition_stop,
             "logprobs": logprobs,
         }
         return SamplingParams(**{name: value for name, value in given.items() if value is not None})

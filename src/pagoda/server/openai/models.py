@@ -8,6 +8,7 @@ from starlette.responses import Response
 
 from pagoda.server.asgi import json_response
 from pagoda.server.desk import Desk
+from pagoda.server.identity import caller_of
 
 
 class Model(msgspec.Struct):
@@ -34,11 +35,13 @@ def _model(desk: Desk) -> Model:
 
 async def list_models(request: Request) -> Response:
     """The list, which has one entry."""
+    caller_of(request)
     return json_response(ModelList([_model(request.app.state.desk)]))
 
 
 async def show_model(request: Request) -> Response:
     """One model by its id; any other is a 404."""
+    caller_of(request)
     desk: Desk = request.app.state.desk
     desk.check_model(request.path_params["model"])
     return json_response(_model(desk))

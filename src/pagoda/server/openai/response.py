@@ -24,6 +24,15 @@ class PromptTokensDetails(msgspec.Struct):
     cached_tokens: int
 
 
+class CompletionTokensDetails(msgspec.Struct):
+    """`usage.completion_tokens_details`: drafts of speculation."""
+
+    accepted_prediction_tokens: int
+    """Drafts that were right: tokens of the answer without a step of their own."""
+    rejected_prediction_tokens: int
+    """Drafts that were wrong; unlike OpenAI's they are no part of `completion_tokens`."""
+
+
 class WireUsage(msgspec.Struct):
     """`usage`."""
 
@@ -31,12 +40,14 @@ class WireUsage(msgspec.Struct):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
 
 
 def wire_usage(usage: Usage) -> WireUsage:
     """Usage as OpenAI spells it."""
-    details = PromptTokensDetails(usage.cached_tokens)
-    return WireUsage(usage.prompt_tokens, usage.completion_tokens, usage.total_tokens, details)
+    prompt = PromptTokensDetails(usage.cached_tokens)
+    completion = CompletionTokensDetails(usage.accepted_drafts, usage.rejected_drafts)
+    return WireUsage(usage.prompt_tokens, usage.completion_tokens, usage.total_tokens, prompt, completion)
 
 
 class Explain(msgspec.Struct):
@@ -92,7 +103,13 @@ class UsageCount:
         had = self._by_prompt[place]
         cached = min(had.cached_tokens, event.cached_tokens) if self._seen[place] else event.cached_tokens
         self._seen[place] = True
-        self._by_prompt[place] = Usage(event.prompt_tokens, had.completion_tokens + event.completion_tokens, cached)
+        self._by_prompt[place] = Usage(
+            event.prompt_tokens,
+            had.completion_tokens + event.completion_tokens,
+            cached,
+            had.accepted_drafts + event.accepted_drafts,
+            had.rejected_drafts + event.rejected_drafts,
+        )
 
     @property
     def total(self) -> Usage:

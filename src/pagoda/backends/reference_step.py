@@ -1,0 +1,99 @@
+"""What a step promises, and what is done with it around a program: for the reference backend, in plain Python.
+
+Knows the arrays of `Step` and the sequences' tokens; does not know what a program computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from pagoda.backends.ops import Draw, Floats, Ints, Step
+from pagoda.backends.reference_store import ReferenceSlots
+from pagoda.backends.sampling import likeliest, log_softmax, sample
+
+LOGITS = "logits"
+"""The output that draws sample."""
+
+
+def check_step(step: Step, groups: int) -> None:
+    """Check what `Step` promises.
+
+    Raises:
+        ValueError: it does not hold; the message says which part.
+    """
+    rows = len(step.ids)
+    for name in ("ids", "positions", "sequences", "sampled", "slots"):
+        array = getattr(step, name)
+        if array.dtype != np.int32 or array.ndim != 1:
+            raise ValueError(f"Step.{name} must be one row of int32, got {array.ndim} axes of {array.dtype}")
+        if name in ("positions", "sequences") and len(array) != rows:
+            raise ValueError(f"Step.{name} must have {rows} numbers, one for each of Step.ids, got {len(array)}")
+    if rows == 0:
+        raise ValueError("a step has at least one row")
+    if step.positions.min() < 0 or step.sequences.min() < 0:
+        raise ValueError("Step.positions and Step.sequences must not be negative")
+    change = np.diff(step.sequences)
+    if (change < 0).any():
+        raise ValueError(f"Step.sequences must not descend, got {step.sequences.tolist()}")
+    if (np.diff(step.positions)[change == 0] <= 0).any():
+        raise ValueError(f"Step.positions must ascend within a sequence, got {step.positions.tolist()}")
+    sampled = step.sampled
+    if len(sampled) and (sampled.min() < 0 or sampled.max() >= rows or (np.diff(sampled) < 0).any()):
+        raise ValueError(f"Step.sampled must be ascending rows under {rows}, got {sampled.tolist()}")
+    _check_sequences(step, int(step.sequences[-1]) + 1, groups)
+
+
+def _check_sequences(step: Step, sequences: int, groups: int) -> None:
+    if len(step.slots) not in (0, sequences):
+        raise ValueError(f"Step.slots must have one slot for each of {sequences} sequences, got {step.slots.tolist()}")
+    if len(step.tables) != groups:
+        raise ValueError(f"Step.tables must have one table for each of {groups} KV groups, got {len(step.tables)}")
+    for table in step.tables:
+        if table.dtype != np.int32 or table.ndim != 2 or len(table) != sequences:
+            raise ValueError(f"a page table must be [{sequences}, pages] of int32, got {table.shape} of {table.dtype}")
+
+
+def known_ids(step: Step, slots: ReferenceSlots) -> Ints:
+    """`Step.ids` with -1 replaced by the token that its sequence sampled last, and less by that of its guesses."""
+    ids = step.ids.copy()
+    for row in np.flatnonzero(ids < 0) if len(step.slots) else ():
+        sequence = step.sequences[row]
+        if ids[row] == -1:
+            ids[row] = slots.last(int(step.slots[sequence]))
+        else:
+            ids[row] = slots.guess(int(step.guesses[sequence]), -2 - int(ids[row]))
+    return ids
+
+
+Drawn = tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...], tuple[tuple[tuple[int, float], ...], ...]]
+
+
+def draw_rows(outputs: dict[str, Floats], step: Step, slots: ReferenceSlots, draws: Sequence[Draw]) -> Drawn:
+    """Each draw's count of tokens; then tokens, log-probabilities and likeliest tokens. The tokens join their slots."""
+    if LOGITS not in outputs or sum(1 + draw.drafts for draw in draws) != len(step.sampled):
+        rows = len(step.sampled)
+        raise ValueError(
+            f"one draw is needed for each of {rows} sampled rows of {LOGITS!r} that is no draft's: {draws}"
+        )
+    logits, first = outputs[LOGITS], 0
+    counts: list[int] = []
+    tokens: list[int] = []
+    logprobs: list[float] = []
+    top: list[tuple[tuple[int, float], ...]] = []
+    for draw in draws:
+        before = len(tokens)
+        for i, row in enumerate(range(first, first + 1 + draw.drafts)):
+            x, at = logits[row], replace(draw, position=draw.position + i)
+            token = sample(x, at, *slots.tokens(draw.slot)).token
+            slots.push(draw.slot, token)
+            tokens.append(token)
+            logprobs.append(float(log_softmax(x)[token]) if draw.logprobs >= 0 else 0.0)
+            top.append(likeliest(x, max(draw.logprobs, 0)))
+            if i < draw.drafts and step.ids[step.sampled[row] + 1] != token:
+                break
+        counts.append(len(tokens) - before)
+        first += 1 + draw.drafts
+    return tuple(counts), tuple(tokens), tuple(logprobs), tuple(top)
