@@ -28,6 +28,10 @@ test *arguments:
 native-test:
     native/tests/run build
 
+# The kernels of AVX-VNNI and NEON, emulated; needs Debian's libsimde-dev, g++-aarch64-linux-gnu and qemu-user
+emulated-test:
+    native/tests/run --emulate build
+
 # Prefill and decode speed of the default model, or of the one named; the last line is JSON
 bench *arguments:
     pagoda bench offline --json "$@"
