@@ -109,6 +109,7 @@ class StepCost:
             for j in range(i + 1):
                 value = self._spread[i][j] - gain[i] * px[j] + drift * x[i] * x[j]
                 self._spread[i][j] = self._spread[j][i] = value
+            self._spread[i][i] = max(self._spread[i][i], 0.0)  # rounding may take it below
 
     def check(self) -> None:
         """Assert that the weights are sound, and the spread is symmetric, positive and no wider than at first."""
