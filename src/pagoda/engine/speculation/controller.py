@@ -127,7 +127,8 @@ class Controller:
             return NO_GUESS
         now = self._rate(0.0, 0, drafter)
         best, size, chances = now * GAIN, 0, 0.0
-        for count, chance in enumerate(guess.chances, 1):
+        hopeful = self._rate(sum(guess.chances), 1, drafter) > best  # all of them for the price of one
+        for count, chance in enumerate(guess.chances if hopeful else (), 1):
             chances += chance
             rate = self._rate(chances, count, drafter)
             if rate > best:

@@ -16,6 +16,8 @@ from pagoda.engine.speculation.odds import Odds
 
 SHORTEST = 2
 """Tokens of a match: a single one says next to nothing."""
+HOPELESS = 0.01
+"""A draft less likely than this is not worth a thought."""
 BREAK = -1
 """Between outputs: no token."""
 RECENT = 8192
@@ -80,13 +82,20 @@ class NgramDrafter:
         length, place, text = line.match
         if text is None:
             return NO_GUESS
-        tokens = _continuation(text, place, sequence.pending + most, text is line.own)
-        chance, chances = 1.0, []
-        for further in range(len(tokens)):
-            chance *= self._chance(line, length + further)
-            chances.append(chance)
         skip = sequence.pending
-        return Guess(tokens[skip:], tuple(chances[skip:]))
+        tokens = _continuation(text, place, skip + most, text is line.own)
+        kinds: dict[int, float] = {}
+        chance, chances = 1.0, []
+        for size in range(length, length + len(tokens)):
+            kind = _kind(size)
+            each = kinds.get(kind)
+            if each is None:
+                each = kinds[kind] = line.odds.chance(self._odds[kind].chance(_EXPECTED[kind], _WEIGHT), _WEIGHT)
+            chance *= each
+            if chance < HOPELESS:
+                break
+            chances.append(chance)
+        return Guess(tokens[skip : len(chances)], tuple(chances[skip:]))
 
     def verified(self, sequence: Sequence, asked: int, right: int) -> None:
         """It judges its guesses by the tokens themselves."""
@@ -121,10 +130,6 @@ class NgramDrafter:
         for line in self._lines.values():
             line.own.check()
             line.odds.check()
-
-    def _chance(self, line: _Line, length: int) -> float:
-        kind = _kind(length)
-        return line.odds.chance(self._odds[kind].chance(_EXPECTED[kind], _WEIGHT), _WEIGHT)
 
     def _judge(self, line: _Line, token: int) -> None:
         """Whether the match foretold this token."""
