@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -17,7 +19,7 @@ SOURCE = Path(__file__).parents[2] / "benchmarks" / "latency.py"
 
 @pytest.fixture
 def latency(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.setenv("PYTHONPATH", str(SOURCE.parents[1] / "src"))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     spec = importlib.util.spec_from_file_location("latency", SOURCE)
     assert spec is not None
     assert spec.loader is not None

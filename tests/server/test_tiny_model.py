@@ -86,8 +86,11 @@ def test_thirty_two_at_once_are_as_one_at_a_time(server: Running) -> None:
 
     alone = [ask(number) for number in range(32)]
     with ThreadPoolExecutor(32) as pool:
-        assert list(pool.map(ask, range(32))) == alone
-    assert values(server.app.state.observer)["pagoda_preemptions_total"] > 0
+        for _ in range(8):  # whether any loses its pages depends on who comes when
+            assert list(pool.map(ask, range(32))) == alone
+            if values(server.app.state.observer)["pagoda_preemptions_total"] > 0:
+                return
+    pytest.fail("no sequence ever lost its pages")
 
 
 def test_logprobs(server: Running) -> None:
