@@ -86,6 +86,18 @@ def test_a_guess_does_not_cross_from_one_output_into_the_next() -> None:
     assert not drafter.guess(followed(drafter, sequence((2,), (6, 7))), 9).tokens
 
 
+def test_the_longer_the_match_the_surer_at_first() -> None:
+    """Five kinds of match, each expected to be right more often than the shorter ones."""
+    sure = []
+    for length in (2, 3, 4, 8, 16):
+        drafter, run = NgramDrafter(), tuple(1 + (i * i + i // 7) % 5 for i in range(length))
+        who = followed(drafter, sequence((*run, 7, 8, 9, *run)))
+        assert drafter._lines[who.id].match[0] == length
+        sure.append(drafter.guess(who, 1).chances[0])
+    assert sure == sorted(set(sure))
+    assert len(sure) == len(ngram_file._EXPECTED)
+
+
 def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ngram_file, "RECENT", 50)
     monkeypatch.setattr(ngram_file, "TENANTS", 3)

@@ -7,6 +7,7 @@ decoding is its test.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass, field
 
 from pagoda.engine.request import Sequence
@@ -24,14 +25,17 @@ RECENT = 8192
 """Tokens of outputs that a tenant's newer half holds before it becomes the older one."""
 TENANTS = 64
 """Tenants whose outputs are kept, those met last."""
+_FROM = (SHORTEST, 3, 4, 8, 16)
+"""Lengths of match from which it counts as of another kind."""
 _EXPECTED = (0.3, 0.4, 0.5, 0.65, 0.8)
-"""By length of match, before anything was seen: 2, 3, 4 to 7, 8 to 15, 16 and more."""
+"""Of each kind, how often it is right, before anything was seen."""
 _WEIGHT = 3.0
 """Trials' worth of what all requests showed, in what one request is expected to show."""
 
 
 def _kind(length: int) -> int:
-    return min(length.bit_length() + (length > SHORTEST), 5) - 2 if length > 1 else 0
+    """Which of `_EXPECTED` a match of this length, at least `SHORTEST`, is of."""
+    return bisect_right(_FROM, length) - 1
 
 
 @dataclass(slots=True)
