@@ -90,8 +90,8 @@ class Scheduler:
         singles, prompts = self._due()
         self._crowded = False
         outline.kept = len(singles)
-        alone = not (len(self._roster.waiting) or prompts)
-        self._speculation.open(len(self._roster.running), self._rows, alone)
+        alone = not (self._roster.waiting or prompts or self._by_age)
+        self._speculation.open(len(singles), self._rows, alone)
         if self._by_age:
             for sequence in sorted([*singles, *prompts], key=_age):
                 self._place_prompt(sequence) if sequence.due() > 1 else self._place_single(sequence)

@@ -61,7 +61,7 @@ class Controller:
         return tuple(self._drafters.values())
 
     def open(self, running: int, rows: int, alone: bool) -> None:
-        """A step begins: so many sequences run, there are so many rows; `alone`: none of them is of a prompt."""
+        """A step begins: so many sequences have one token due, of so many rows; `alone`: nobody else wants any."""
         self._outlook = _Outlook(running, float(running))
         self._running = running
         self._spare = min(rows - running, MOST_OF_STEP) if alone and self._drafters else 0
