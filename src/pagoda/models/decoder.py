@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 from pagoda.backends.ops import KVLayer, Ops, RopeTable, Value, Weight
@@ -9,7 +10,7 @@ from pagoda.models.config import Config, Shapes
 from pagoda.models.metadata import Metadata
 
 
-class Decoder:
+class Decoder(ABC):
     """A model with its weights. A family adds `layer`.
 
     Args:
@@ -19,13 +20,13 @@ class Decoder:
     """
 
     @classmethod
+    @abstractmethod
     def read(cls, metadata: Metadata, shapes: Shapes) -> Config:
         """The family's hyperparameters, from a file's metadata and the shapes of its tensors.
 
         Raises:
             ModelFileError, UnsupportedModel: as `Config.read`.
         """
-        raise NotImplementedError
 
     def __init__(self, config: Config, weight: Callable[[str], Weight], tables: Sequence[RopeTable]) -> None:
         self.config = config
@@ -39,9 +40,9 @@ class Decoder:
         """Token ids to the first hidden state."""
         return ops.embed(self._weight("token_embd.weight"))
 
+    @abstractmethod
     def layer(self, ops: Ops, i: int, x: Value) -> Value:
         """Layer i."""
-        raise NotImplementedError
 
     def leave(self, ops: Ops, x: Value) -> Value:
         """Hidden state to the logits of the sampled rows."""

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pagoda.backends.ops import Ops, Value
 from pagoda.models.config import Config, Shapes
-from pagoda.models.decoder import Decoder
+from pagoda.models.llama import Llama
 from pagoda.models.metadata import Metadata
 
 
@@ -38,7 +37,7 @@ class Phi3Config(Config):
         return cut
 
 
-class Phi3(Decoder):
+class Phi3(Llama):
     """Rotary pairs are half of the rotated part apart."""
 
     @classmethod
@@ -46,13 +45,3 @@ class Phi3(Decoder):
         """Hyperparameters."""
         window = metadata.count("attention.sliding_window") if metadata.has("attention.sliding_window") else None
         return Phi3Config.read(metadata, shapes, adjacent=False, window=window)
-
-    def layer(self, ops: Ops, i: int, x: Value) -> Value:
-        """x + attention(norm(x)), then x + feed_forward(norm(x))."""
-        c, w = self.config, self.weights_of(i)
-        h = ops.norm(x, w("attn_norm"), c.eps)
-        q, k, v = ops.linear(h, (w("attn_q"), w("attn_k"), w("attn_v")), f"layers.{i}.qkv")
-        q, k = ops.rope(q, k, c.head_dim, self._tables[0])
-        h = ops.attend(q, k, v, self.place(i))
-        x = ops.add(x, ops.linear(h, w("attn_output"), f"layers.{i}.o"))
-        return ops.add(x, self.feed_forward(ops, i, ops.norm(x, w("ffn_norm"), c.eps)))
