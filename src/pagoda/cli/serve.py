@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -32,7 +32,10 @@ from pagoda.cli._options import (
     Threads,
 )
 from pagoda.cli._progress import DownloadBar
-from pagoda.config import ServerConfig
+from pagoda.config import EngineConfig, ServerConfig
+
+if TYPE_CHECKING:
+    from pagoda.server.keys import KeyFile
 
 _SERVER = ServerConfig()
 _PANEL = "Server"
@@ -109,15 +112,8 @@ def serve(
 
     Example: [bold]pagoda serve --port 8080[/bold], then point any OpenAI client at http://127.0.0.1:8080/v1.
     """
-    from pagoda.bench.plan import short_lines
-    from pagoda.engine.warm_up import warm_up
-    from pagoda.llm import engine_config, open_engine
-    from pagoda.obs.metrics import PrometheusObserver
-    from pagoda.openings import Warming, read_openings
-    from pagoda.server.app import build_app
-    from pagoda.server.identity import one_tenant
+    from pagoda.llm import engine_config
     from pagoda.server.keys import KeyFile
-    from pagoda.server.run import bind, run
 
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     config = ServerConfig(
@@ -153,29 +149,42 @@ def serve(
         max_queued_tokens=max_queued_tokens,
         speculate=speculate,
     )
+    raise typer.Exit(_serve(config, wanted, keys))
+
+
+def _serve(config: ServerConfig, wanted: EngineConfig, keys: KeyFile | None) -> int:
+    """Open the engine, warm it, and answer until told to stop; the exit code."""
+    from pagoda.bench.plan import short_lines
+    from pagoda.engine.warm_up import warm_up
+    from pagoda.llm import open_engine
+    from pagoda.obs.metrics import PrometheusObserver
+    from pagoda.openings import Warming, read_openings
+    from pagoda.server.app import build_app
+    from pagoda.server.identity import one_tenant
+    from pagoda.server.run import bind, run
+
+    warm, target = wanted.scheduler.warm, wanted.scheduler.ttft_target_ms
     openings = read_openings(warm) if warm is not None else []
-    observer = PrometheusObserver(metrics_compat)
+    observer = PrometheusObserver(config.metrics_compat)
     with bind(config) as sock:
-        with DownloadBar(model) as progress:
+        with DownloadBar(wanted.model.model) as progress:
             opened = open_engine(wanted, observer, progress)
         with closing(opened):
             if opened.sizing is not None:
                 for line in short_lines(opened.sizing):
                     typer.echo(line, err=True)
-            name = served_model_name or opened.name
+            name = config.served_model_name or opened.name
             observer.serving(name, opened.engine.capacity)
             app = build_app(opened.engine, opened.tokenizer, name, config, observer, keys or one_tenant)
             prepare: list[Callable[[], None]] = []
-            if ttft_target_ms is not None:
+            if target is not None:
                 prepare.append(partial(warm_up, opened.engine))
             if warm is not None:
                 warming = Warming(opened.tokenizer, openings, warm)
                 prepare.append(partial(warming.run, opened.engine, lambda done: typer.echo(str(done), err=True)))
             settled()
-            code = run(
-                app, opened.engine, sock, _one_by_one(prepare), drain_timeout, None if keys is None else keys.reload
-            )
-    raise typer.Exit(code)
+            reload = None if keys is None else keys.reload
+            return run(app, opened.engine, sock, _one_by_one(prepare), config.drain_timeout, reload)
 
 
 def _one_by_one(works: list[Callable[[], None]]) -> Callable[[], None] | None:
