@@ -6,37 +6,25 @@ llama.cpp#28527, #4902: a cached repeat changes the answer at temperature 0. OVM
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import count
 from typing import Any
 
 import pytest
 
 from pagoda.engine import iterate, validate
-from pagoda.llm import Opened, engine_config, open_engine
-from pagoda.types import FinishReason, SamplingParams
+from pagoda.llm import Opened
+from pagoda.types import FinishReason
 from tiny import tiny_model
+from tiny_engine import GREEDY, SAMPLED, opened
 
 SYSTEM = tuple(3 + (i * i) % 200 for i in range(53))
 PROMPTS = [(*SYSTEM[:n], 20 + i, 30 + n) for i, n in enumerate((53, 53, 53, 40, 21, 7, 0, 53, 40))]
-GREEDY = SamplingParams(max_tokens=9, temperature=0, logprobs=3, ignore_eos=True)
-SAMPLED = SamplingParams(max_tokens=9, seed=5, n=2, logprobs=3, ignore_eos=True, repetition_penalty=1.1)
 NAMES = count()
 
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(tiny_model(tmp_path_factory.mktemp("tiny"), seed=9))
-
-
-@contextmanager
-def opened(path: str, **options: Any) -> Iterator[Opened]:
-    made = open_engine(engine_config(path, **{"threads": 1, "kv_memory": 2**19, **options}))
-    try:
-        yield made
-    finally:
-        made.close()
 
 
 def answers(made: Opened, together: bool = False, tenant: str = "") -> tuple[list[Any], list[int]]:

@@ -7,8 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -19,28 +17,18 @@ from pagoda.config import KV_FORMATS
 from pagoda.engine import iterate, validate
 from pagoda.errors import InvalidConfig
 from pagoda.llm import LLM, Opened, engine_config, open_engine
-from pagoda.types import DiskReport, FinishReason, SamplingParams
+from pagoda.types import DiskReport, FinishReason
 from tiny import tiny_model
+from tiny_engine import GREEDY, SAMPLED, opened
 
 SYSTEM = tuple(3 + (i * i) % 200 for i in range(101))
 PROMPTS = [(*SYSTEM[:n], 20 + i, 30 + n) for i, n in enumerate((101, 101, 80, 64, 47, 16, 3))]
-GREEDY = SamplingParams(max_tokens=9, temperature=0, logprobs=3, ignore_eos=True)
-SAMPLED = SamplingParams(max_tokens=9, seed=5, n=2, logprobs=3, ignore_eos=True, repetition_penalty=1.1)
 NAMES = count()
 
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(tiny_model(tmp_path_factory.mktemp("tiny"), seed=9))
-
-
-@contextmanager
-def opened(path: str, **options: Any) -> Iterator[Opened]:
-    made = open_engine(engine_config(path, **{"threads": 1, "kv_memory": 2**19, **options}))
-    try:
-        yield made
-    finally:
-        made.close()
 
 
 def answers(made: Opened, tenant: str = "", prompts: Any = PROMPTS) -> tuple[list[Any], list[int]]:
