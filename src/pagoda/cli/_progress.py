@@ -1,4 +1,4 @@
-"""A progress bar for downloads, on stderr, for every command that may have to fetch a model."""
+"""Progress bars on stderr: for downloads, of every command that may have to fetch a model, and for long work."""
 
 from __future__ import annotations
 
@@ -37,6 +37,39 @@ class DownloadBar:
             self._bars.add_task(self._label, total=total)
             self._bars.start()
         self._bars.update(self._bars.task_ids[0], completed=done)
+
+
+class WorkBar:
+    """A bar for work whose amount is known, with the time that is left; it appears with the first news.
+
+    with WorkBar("measuring") as bar:
+        bar(done, total)
+    """
+
+    def __init__(self, label: str) -> None:
+        self._label = label
+        self._bars: Bars | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bars is not None:
+            self._bars.stop()
+
+    def __call__(self, done: int, total: int) -> None:
+        """`done` of `total` is done, in any unit."""
+        if self._bars is None:
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+            columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+            self._bars = Progress(*columns, console=Console(stderr=True), transient=True)
+            self._bars.add_task(self._label, total=total)
+            self._bars.start()
+        self._bars.update(self._bars.task_ids[0], completed=done, total=total)
 
 
 def _bars() -> Bars:
