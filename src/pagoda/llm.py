@@ -15,7 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, aclosing, closing
 from dataclasses import dataclass, fields
 from itertools import count
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self, TypedDict, Unpack
 
@@ -24,7 +23,7 @@ from pagoda.cache import Disk, KVCache
 from pagoda.cache.kv_dir import KVDir
 from pagoda.cache.page_file import Seal
 from pagoda.cache.shelf import Shelf
-from pagoda.catalog import BUILTINS, AnyModel, Progress, open_model
+from pagoda.catalog import AnyModel, Progress, api_name, open_model
 from pagoda.completion import Completion, Gather, gather, raise_failure
 from pagoda.config import MAX_CHUNK, EngineConfig, MachineConfig, ModelConfig, SchedulerConfig
 from pagoda.engine import Engine, Runner, iterate, stream, validate
@@ -113,11 +112,6 @@ class Opened:
         self.runner.close()
 
 
-def _api_name(model: str) -> str:
-    """A built-in's name, a file's without `.gguf`, a directory's as it stands."""
-    return model if model in BUILTINS else Path(model).name.removesuffix(".gguf")
-
-
 _NOBODY = NoObserver()
 
 
@@ -152,7 +146,7 @@ def open_engine(config: EngineConfig, observer: Observer = _NOBODY, progress: Pr
     for pinned in engine.pin_again():
         if error := pinned.exception():
             _log.warning("a prefix is not pinned again: %s", error)
-    return Opened(engine, tokenizer, _api_name(name), runner, sizing)
+    return Opened(engine, tokenizer, api_name(name), runner, sizing)
 
 
 def disk_of(
@@ -207,7 +201,7 @@ class LLM:
     """A loaded model. Usable from several threads at once; close it, or use it as a context manager.
 
     Args:
-        model: A built-in name, or the path of a .gguf file or of a Hugging Face directory.
+        model: A built-in name, the path of a .gguf file or of a Hugging Face directory, or a Hugging Face id.
         progress: Is told how far the download is, if there is one.
         options: See `EngineOptions`; each field is described in `pagoda.config`.
 

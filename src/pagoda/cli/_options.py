@@ -20,7 +20,9 @@ MODEL = ModelConfig()
 MACHINE = MachineConfig()
 SCHEDULER = SchedulerConfig()
 
-_MODEL_HELP = "A built-in name, or the path of a .gguf file or Hugging Face directory."
+_MODEL_HELP = (
+    "A built-in name, the path of a .gguf file or Hugging Face directory, or an id: OWNER/NAME[@REVISION][:Q4_K_M]."
+)
 _SAMPLING = "Sampling"
 _ENGINE = "Engine"
 
