@@ -14,6 +14,36 @@ MAX_CHUNK = 512
 ACTIVATIONS = ("int16", "int8", "f32")
 QUANTIZE = ("q8_0", "q4_k", "q4_1", "q4_0")
 """What dense weights can become as they are loaded."""
+AUTO = "auto"
+"""The smallest format that the gate has passed for this model (docs/quality.md), else the default."""
+FINER = {"int4": "int8", "int8": "f16", "q4_k": "q8_0", "q4_1": "q8_0", "q4_0": "q8_0"}
+"""What the layers named after a format have in its stead: `int4:0,29` has int8 in layers 0 and 29."""
+
+
+def split_format(text: str) -> tuple[str, tuple[int, ...]]:
+    """The format, and the layers that have the finer one: `int4:0,29` is int4 but for layers 0 and 29.
+
+    Raises:
+        ValueError: not of this form, there is no finer format, or layers that do not ascend.
+    """
+    name, colon, numbers = text.partition(":")
+    layers = tuple(map(int, numbers.split(","))) if re.fullmatch(r"\d{1,4}(,\d{1,4})*", numbers) else ()
+    if colon and (name not in FINER or not layers or list(layers) != sorted(set(layers))):
+        raise ValueError(text)
+    return name, layers
+
+
+def _format(name: str, value: str, known: tuple[str, ...], none: str = "") -> None:
+    try:
+        right = value == AUTO or split_format(value)[0] in known
+    except ValueError:
+        right = False
+    if not right:
+        finer = ", ".join(f"{n} ({FINER[n]})" for n in known if n in FINER)
+        raise InvalidConfig(
+            f"{name} must be one of {(*known, AUTO)}{none}, got {value!r}; numbers of layers after it, as in "
+            f"{known[-1]}:0,5, give these the finer format: {finer}"
+        )
 
 
 def _loopback(host: str) -> bool:
@@ -43,12 +73,15 @@ class ModelConfig:
     kv_format: str = "f16"
     """How keys and values are stored: f16; int8 or int4 (a half and a third of the memory); or f32 (for checking).
 
-    docs/arithmetic.md has what each costs in quality.
+    int4:0,5 has the finer int8 in layers 0 and 5, and so int8 f16. auto takes the smallest that `pagoda eval` passed
+    for this model, else f16. docs/arithmetic.md and docs/quality.md have what each costs in quality.
     """
     max_model_len: int | None = None
     """Longest sequence in tokens; None is the model's own training length."""
     quantize: str | None = None
     """What matrices in f32, f16 or bf16 become as they are loaded: q8_0, q4_k, q4_1 or q4_0; None leaves them.
+
+    q4_k:0,5 has q8_0 in layers 0 and 5. auto takes the smallest that `pagoda eval` passed for this model, else None.
 
     The embedding and the vocabulary projection become q8_0, and so do rows that are no whole blocks of 256 in q4_k;
     rows that are no whole blocks of 32 stay.
@@ -58,10 +91,9 @@ class ModelConfig:
         """Check every range."""
         if self.activations not in ACTIVATIONS:
             raise InvalidConfig(f"activations must be one of {ACTIVATIONS}, got {self.activations!r}")
-        if self.kv_format not in KV_FORMATS:
-            raise InvalidConfig(f"kv_format must be one of {KV_FORMATS}, got {self.kv_format!r}")
-        if self.quantize is not None and self.quantize not in QUANTIZE:
-            raise InvalidConfig(f"quantize must be one of {QUANTIZE} or None, got {self.quantize!r}")
+        _format("kv_format", self.kv_format, KV_FORMATS)
+        if self.quantize is not None:
+            _format("quantize", self.quantize, QUANTIZE, " or None")
         _positive("max_model_len", self.max_model_len)
 
 

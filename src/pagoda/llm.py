@@ -29,6 +29,7 @@ from pagoda.config import MAX_CHUNK, EngineConfig, MachineConfig, ModelConfig, S
 from pagoda.engine import Engine, Runner, iterate, stream, validate
 from pagoda.errors import InvalidConfig, InvalidRequest
 from pagoda.explain import PrefixExplanation, explain_prefix
+from pagoda.gate.choose import open_settled
 from pagoda.obs.observer import NoObserver, Observer
 from pagoda.openings import Warming, read_openings
 from pagoda.recommended import recommended
@@ -106,6 +107,8 @@ class Opened:
     runner: _Closable
     sizing: Sizing | None = None
     """What was loaded, with its arithmetic; None for an engine that has no model."""
+    chosen: tuple[str, ...] = ()
+    """What formats of `auto` were settled to, and why, in a line."""
     recommended: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `SamplingParams` as the model's makers recommend them."""
 
@@ -129,7 +132,7 @@ def open_engine(config: EngineConfig, observer: Observer = _NOBODY, progress: Pr
         directory = KVDir(config.machine.kv_dir) if config.machine.kv_dir is not None else None
         if directory is not None:
             undo.callback(directory.close)
-        model_file = open_model(name, progress=progress, quantize=config.model.quantize)
+        model_file, config, chosen = open_settled(config, progress)
         files.callback(model_file.close)
         kind, _, drafter_name = config.scheduler.speculate.partition(":")
         drafter: AnyModel | None = None
@@ -149,7 +152,7 @@ def open_engine(config: EngineConfig, observer: Observer = _NOBODY, progress: Pr
     for pinned in engine.pin_again():
         if error := pinned.exception():
             _log.warning("a prefix is not pinned again: %s", error)
-    return Opened(engine, tokenizer, api_name(name), runner, sizing, recommended(model_file.metadata))
+    return Opened(engine, tokenizer, api_name(name), runner, sizing, chosen, recommended(model_file.metadata))
 
 
 def disk_of(
@@ -215,13 +218,13 @@ class LLM:
     def __init__(
         self, model: str = "smollm2", *, progress: Progress | None = None, **options: Unpack[EngineOptions]
     ) -> None:
-        began = time.monotonic()
+        began, self._closed = time.monotonic(), False
         options.setdefault("chunk", MAX_CHUNK)  # a program's prompts: what counts is how soon all are done
         self.config = engine_config(model, **options)
         warm = self.config.scheduler.warm
         openings = read_openings(warm) if warm is not None else []
         self._opened = open_engine(self.config, progress=progress)
-        self._engine = self._opened.engine
+        self._engine, self.chosen = self._opened.engine, self._opened.chosen  # see `Opened`
         if warm is not None:
             try:
                 Warming(self.tokenizer, openings, warm).run(self._engine)
@@ -229,7 +232,6 @@ class LLM:
                 self._opened.close()
                 raise
         self._ids = count()
-        self._closed = False
         self.load_s = time.monotonic() - began
         """How long it took to load, in seconds."""
 

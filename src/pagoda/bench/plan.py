@@ -14,8 +14,9 @@ from typing import Any
 
 from pagoda.backends.machine import free_memory
 from pagoda.bench.machine import read_bandwidth
-from pagoda.catalog import Progress, open_model
+from pagoda.catalog import Progress
 from pagoda.config import EngineConfig
+from pagoda.gate.choose import open_settled
 from pagoda.runner.sizing import KV_AUTO, KV_SHARE, TYPICAL, Sizing, size
 from pagoda.text.tokenizer import Tokenizer
 
@@ -167,7 +168,8 @@ def plan_model(
     Raises:
         UnknownModel, ModelError, InvalidConfig, MemoryLimit: as starting an engine would.
     """
-    with open_model(config.model.model, progress=progress, quantize=config.model.quantize) as file:
+    file, config, _ = open_settled(config, progress)
+    with file:
         tokenizer = Tokenizer.from_metadata(file.metadata)
         sizing = size(file, config, free_memory() if memory is None else memory)
         import_module("pagoda.server.app")  # a server's modules are part of its process

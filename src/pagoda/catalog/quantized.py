@@ -18,10 +18,17 @@ from pagoda.backends.ops import StoredTensor
 from pagoda.catalog.gguf import TensorInfo
 from pagoda.catalog.hf_directory import HuggingDirectory
 from pagoda.catalog.model_file import ModelFile
-from pagoda.errors import ModelFileError
+from pagoda.config import split_format
+from pagoda.errors import ModelFileError, UnsupportedModel
 
 DENSE = ("f32", "f16", "bf16")
 OUTER = ("token_embd.weight", "output.weight")
+
+
+def _layer(name: str) -> int | None:
+    """Of a tensor `blk.N.what.weight`: N."""
+    first, _, rest = name.partition(".")
+    return int(rest.partition(".")[0]) if first == "blk" else None
 
 
 class Quantized:
@@ -29,16 +36,22 @@ class Quantized:
 
     Args:
         source: the model as it is stored.
-        format: what dense matrices become: a name of `quant` that can be written.
+        format: what dense matrices become: a name of `quant` that can be written; `q4_k:0,5` has the finer format in
+            layers 0 and 5.
 
     Raises:
-        UnsupportedModel: the format cannot be written.
+        UnsupportedModel: the format cannot be written, or names layers that the model has not.
     """
 
     def __init__(self, source: ModelFile | HuggingDirectory, format: str) -> None:
         self._source = source
-        self._format = quant.quantizer(format)
+        self._name = format
+        base, layers = split_format(format)
+        self._format = quant.quantizer(base)
+        self._fine_layers = frozenset(layers)
         self._finer = quant.quantizer("q8_0")
+        if unknown := self._fine_layers - set(map(_layer, source.tensors)):
+            raise UnsupportedModel(f"{source.name} has no layer {min(unknown)} that {format} could leave finer")
         self.architecture = source.architecture
         self.metadata = source.metadata
         self.tensors: Mapping[str, TensorInfo] = MappingProxyType(
@@ -49,7 +62,8 @@ class Quantized:
         """What a tensor becomes; None if it stays: a vector, quantised already, or rows that are no whole blocks."""
         if len(info.shape) < 2 or info.format.name not in DENSE:
             return None
-        formats = (self._finer,) if info.name in OUTER else (self._format, self._finer)
+        fine = info.name in OUTER or _layer(info.name) in self._fine_layers
+        formats = (self._finer,) if fine else (self._format, self._finer)
         return next((each for each in formats if info.shape[-1] % each.block == 0), None)
 
     def _shown(self, info: TensorInfo) -> TensorInfo:
@@ -85,7 +99,7 @@ class Quantized:
 
     def digest(self) -> str:
         """SHA-256 of the source's digest and the format."""
-        return hashlib.sha256(f"{self._source.digest()} {self._format.name}".encode()).hexdigest()
+        return hashlib.sha256(f"{self._source.digest()} {self._name}".encode()).hexdigest()
 
     def close(self) -> None:
         """Let the source go."""

@@ -76,7 +76,7 @@ ChunkTokens = Annotated[
 ]
 PageSize = Annotated[int, typer.Option(help="Token slots of a KV page; a power of two.", rich_help_panel=_ENGINE)]
 KvFormat = Annotated[
-    str, typer.Option(help="How keys and values are stored: f16, int8, int4 or f32.", rich_help_panel=_ENGINE)
+    str, typer.Option(help="How keys and values are stored: f16, int8, int4, f32 or auto.", rich_help_panel=_ENGINE)
 ]
 Activations = Annotated[
     str, typer.Option(help="What linear layers read: int16, int8 (faster, coarser) or f32.", rich_help_panel=_ENGINE)
@@ -84,7 +84,7 @@ Activations = Annotated[
 Quantize = Annotated[
     str | None,
     typer.Option(
-        help="What dense weights become as they are loaded: q8_0, q4_k, q4_1 or q4_0.", rich_help_panel=_ENGINE
+        help="What dense weights become as they are loaded: q8_0, q4_k, q4_1, q4_0 or auto.", rich_help_panel=_ENGINE
     ),
 ]
 
@@ -152,6 +152,8 @@ def open_llm(model: str, **options: Any) -> Generator[LLM, None, None]:
     with DownloadBar(model) as progress:
         llm = LLM(model, progress=progress, **options)
     settled()
+    for line in llm.chosen:
+        typer.echo(line, err=True)
     with llm:
         yield llm
 

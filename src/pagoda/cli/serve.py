@@ -179,6 +179,8 @@ def _serve(config: ServerConfig, wanted: EngineConfig, keys: KeyFile | None) -> 
         with DownloadBar(wanted.model.model) as progress:
             opened = open_engine(wanted, observer, progress)
         with closing(opened):
+            for line in opened.chosen:
+                typer.echo(line, err=True)
             if opened.sizing is not None:
                 for line in short_lines(opened.sizing):
                     typer.echo(line, err=True)

@@ -11,7 +11,8 @@ from html import escape
 from math import ceil, floor, log10
 
 from pagoda.gate.evaluate import Evaluation
-from pagoda.gate.verdict import AGREEMENT, DIVERGENCE, AtLength
+from pagoda.gate.judge import AGREEMENT, DIVERGENCE
+from pagoda.gate.verdict import AtLength
 
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 """Told apart by everybody (Okabe & Ito 2008)."""

@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from pagoda.catalog import AnyModel, Progress, Quantized, open_model
-from pagoda.catalog.quantized import DENSE
 from pagoda.config import EngineConfig, ModelConfig
 from pagoda.errors import InvalidConfig
 from pagoda.gate import shelf
+from pagoda.gate.choose import changes
+from pagoda.gate.judge import at_lengths, judge
 from pagoda.gate.measure import Measured, measure
 from pagoda.gate.subject import Net, Subject
-from pagoda.gate.verdict import AtLength, Verdict, at_lengths, judge
+from pagoda.gate.verdict import AtLength, Verdict
 from pagoda.gate.work import Work, set_work
 from pagoda.models import read_config
 from pagoda.runner.load import fingerprint
@@ -72,15 +73,13 @@ class _Loader:
         self._nets: dict[tuple[str, str | None], Net] = {}
 
     def subject(self, name: str, source: AnyModel, quantize: str | None, kv_format: str) -> Subject:
-        if quantize is not None and not any(
-            t.format.name in DENSE and len(t.shape) > 1 for t in source.tensors.values()
-        ):
+        file = source if quantize is None or isinstance(source, Quantized) else Quantized(source, quantize)
+        if quantize is not None and not changes(source, file):
             raise InvalidConfig(
                 f"{name} has no dense weights that could become {quantize}: they are quantised already; "
                 "to judge them, name the dense model as --against"
             )
         config = ModelConfig(name, self._wanted.activations, kv_format, None, quantize)
-        file = source if quantize is None or isinstance(source, Quantized) else Quantized(source, quantize)
         net = self._nets.get((name, quantize))
         if net is None:
             net = Net(file, self._positions, config.activations, self._wanted.threads)
