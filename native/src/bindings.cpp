@@ -221,16 +221,21 @@ NB_MODULE(_native, m) {
 
   nb::class_<KVStore>(m, "KVStore")
       .def(
-          nb::new_([](const std::vector<std::tuple<int, int, int, int64_t>>& groups, int slots, const std::string& format, Pool* pool) {
+          nb::new_([](const std::vector<std::tuple<int, int, int, int64_t>>& groups, int slots, const std::vector<std::vector<std::string>>& names, Pool* pool) {
             std::vector<GroupShape> shapes;
             for (const auto& [layers, heads, dim, pages] : groups) {
               if (pages > INT32_MAX) throw std::bad_alloc();
               shapes.push_back({layers, heads, dim, int(pages)});
             }
+            std::vector<std::vector<KVFormat>> formats;
+            for (const auto& group : names) {
+              formats.emplace_back();
+              for (const auto& name : group) formats.back().push_back(kv_format_named(name));
+            }
             nb::gil_scoped_release release;
-            return std::make_shared<KVStore>(std::move(shapes), slots, kv_format_named(format), pool);
+            return std::make_shared<KVStore>(std::move(shapes), slots, formats, pool);
           }),
-          "groups"_a, "slots"_a, "format"_a, "pool"_a.none() = nb::none())
+          "groups"_a, "slots"_a, "formats"_a, "pool"_a.none() = nb::none())
       .def_prop_ro("bytes", &KVStore::bytes)
       .def("copy", &KVStore::copy, "group"_a, "source"_a, "target"_a, "slots"_a)
       .def_prop_ro("unit_bytes", &KVStore::unit_bytes);

@@ -35,12 +35,20 @@ void commit(uint8_t* p, size_t bytes, Pool* pool) {
 
 }  // namespace
 
-KVStore::KVStore(std::vector<GroupShape> groups, int slots, KVFormat format, Pool* pool) : groups_(std::move(groups)) {
+KVStore::KVStore(std::vector<GroupShape> groups, int slots, const std::vector<std::vector<KVFormat>>& formats, Pool* pool)
+    : groups_(std::move(groups)) {
+  require(formats.size() == groups_.size(), "formats are needed for each KV group");
   if (slots < 1 || slots & (slots - 1)) throw std::invalid_argument("a page has a number of slots that is a power of two");
-  for (const auto& g : groups_) {
-    if (format >= KVFormat::Int8 && g.dim > kHeadMax) throw std::invalid_argument("a head is too wide for keys as integers");
-    KVPages kv = KVPages::layout(format, g.heads, g.dim, slots);
-    const size_t layer_bytes = kv.page_bytes * size_t(g.pages), bytes = layer_bytes * size_t(g.layers);
+  for (size_t i = 0; i < groups_.size(); i++) {
+    const GroupShape& g = groups_[i];
+    require(formats[i].size() == size_t(g.layers), "a format is needed for each layer of a KV group");
+    std::vector<KVPages> layers;
+    size_t bytes = 0;
+    for (const KVFormat format : formats[i]) {
+      if (format >= KVFormat::Int8 && g.dim > kHeadMax) throw std::invalid_argument("a head is too wide for keys as integers");
+      layers.push_back(KVPages::layout(format, g.heads, g.dim, slots));
+      bytes += layers.back().page_bytes * size_t(g.pages);
+    }
     // Committed now: running out later would be a signal, not an error.
     void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED) throw std::bad_alloc();
@@ -50,10 +58,10 @@ KVStore::KVStore(std::vector<GroupShape> groups, int slots, KVFormat format, Poo
 #endif
     commit((uint8_t*)p, bytes, pool);
     bytes_ += bytes;
-    std::vector<KVPages> layers;
-    for (int l = 0; l < g.layers; l++) {
-      kv.base = (uint8_t*)p + size_t(l) * layer_bytes;
-      layers.push_back(kv);
+    uint8_t* base = (uint8_t*)p;
+    for (KVPages& kv : layers) {
+      kv.base = base;
+      base += kv.page_bytes * size_t(g.pages);
     }
     layers_.push_back(std::move(layers));
   }

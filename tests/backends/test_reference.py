@@ -176,8 +176,8 @@ def test_numbers_beyond_f16_are_stored_as_infinite() -> None:
     one = np.zeros(1, np.int32)
     store.write(KVLayer(0, 0, 1, 2, 1.0), one, one, np.array([[1e6, 1]], F32), np.array([[-1e6, 2]], F32))
     store.check()
-    assert store.keys[0][0, 0, 0].tolist() == [[math.inf, 1]]
-    assert store.values[0][0, 0, 0].tolist() == [[-math.inf, 2]]
+    assert store.layers[0][0].keys[0, 0].tolist() == [[math.inf, 1]]
+    assert store.layers[0][0].values[0, 0].tolist() == [[-math.inf, 2]]
 
 
 def test_kv_store_random_operations() -> None:
@@ -207,14 +207,15 @@ def test_kv_store_random_operations() -> None:
         store.check()
         assert set(zip(*map(np.ndarray.tolist, np.nonzero(store.written[0])), strict=True)) == set(model)
         for place, number in model.items():
-            assert (store.keys[0][place] == number).all()
-            assert (store.values[0][place] == -number).all()
+            stored = store.layers[0][place[0]]
+            assert (stored.keys[place[1:]] == number).all()
+            assert (stored.values[place[1:]] == -number).all()
 
 
 def test_check_sees_a_damaged_store() -> None:
     store = ReferenceKVStore([KVGroup(1, 1, 2)], [2], 4, "f32")
     store.check()
-    store.keys[0][0, 1, 2] = 1
+    store.layers[0][0].keys[1, 2] = 1
     with pytest.raises(AssertionError, match="never written"):
         store.check()
 

@@ -34,7 +34,11 @@ class ReadFailed(OSError): ...
 
 class KVStore:
     def __init__(
-        self, groups: Sequence[tuple[int, int, int, int]], slots: int, format: str, pool: Pool | None = None
+        self,
+        groups: Sequence[tuple[int, int, int, int]],
+        slots: int,
+        formats: Sequence[Sequence[str]],
+        pool: Pool | None = None,
     ) -> None: ...
     @property
     def bytes(self) -> int: ...

@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from pagoda.backends.ops import (
     Bytes,
     Draw,
     Floats,
+    KVFormats,
     KVGroup,
     KVStore,
     Ops,
@@ -30,6 +32,7 @@ from pagoda.backends.ops import (
     StepOutput,
     StoredTensor,
     Unit,
+    formats_by_layer,
 )
 from pagoda.backends.passes import FUSIONS, share_memory
 from pagoda.backends.recorder import NONE, Instruction, NativeWeight, Op, Recorder, Recording, Shape
@@ -286,17 +289,21 @@ class CpuBackend:
             for t in tensors
         ]
 
-    def kv_store(self, groups: Sequence[KVGroup], pages: Sequence[int], page_size: int, kv_format: str) -> KVStore:
+    def kv_store(
+        self, groups: Sequence[KVGroup], pages: Sequence[int], page_size: int, kv_format: KVFormats
+    ) -> KVStore:
         """Commit memory for `pages[g]` pages of each group.
 
         Raises:
             MemoryLimit: it cannot be had.
         """
-        if kv_format not in KV_FORMATS:
-            raise InvalidConfig(f"kv_format must be one of {KV_FORMATS}, got {kv_format!r}")
+        formats = formats_by_layer(groups, kv_format)
+        for each in {kv_format} if isinstance(kv_format, str) else set(chain.from_iterable(formats)):
+            if each not in KV_FORMATS:
+                raise InvalidConfig(f"kv_format must be one of {KV_FORMATS}, got {each!r}")
         shapes = [(g.layers, g.heads, g.head_dim, n) for g, n in zip(groups, pages, strict=True)]
         try:
-            store: KVStore = _native.KVStore(shapes, page_size, kv_format, self._pool)
+            store: KVStore = _native.KVStore(shapes, page_size, formats, self._pool)
         except MemoryError as error:
             raise MemoryLimit(f"no memory for {tuple(pages)} KV pages; ask for fewer") from error
         return store

@@ -24,6 +24,7 @@ from pagoda.backends.ops import (
     Draw,
     Experts,
     Floats,
+    KVFormats,
     KVGroup,
     KVLayer,
     KVStore,
@@ -353,14 +354,14 @@ class ReferenceBackend:
         return ReferenceWeight(tensor.name, values, tensor.format.name not in UNQUANTISED)
 
     def kv_store(
-        self, groups: Sequence[KVGroup], pages: Sequence[int], page_size: int, kv_format: str
+        self, groups: Sequence[KVGroup], pages: Sequence[int], page_size: int, kv_format: KVFormats
     ) -> ReferenceKVStore:
         """Commit memory for `pages[g]` pages of each group.
 
         Raises:
             MemoryLimit: it cannot be had.
         """
-        if kv_format not in KV_FORMATS:
+        if isinstance(kv_format, str) and kv_format not in KV_FORMATS:
             raise InvalidConfig(f"kv_format must be one of {KV_FORMATS}, got {kv_format!r}")
         try:
             return ReferenceKVStore(groups, pages, page_size, kv_format)

@@ -5,7 +5,7 @@ It checks what faster backends take on trust: page numbers, and that no slot is 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pagoda.backends.ops import Bytes, Floats, Ints, KVGroup, KVLayer, Unit
+from pagoda.backends.ops import Bytes, Floats, Ints, KVFormats, KVGroup, KVLayer, Unit, formats_by_layer
 
 Doubles = npt.NDArray[np.float64]
 Numbers = npt.NDArray[Any]
@@ -108,36 +108,49 @@ class ReferenceTransfer:
         return self.saved, self.seconds
 
 
-class ReferenceKVStore:
-    """Keys and values as arrays [layers, pages, page_size, heads, head_dim] per group, in their stored form."""
+class StoredLayer:
+    """Keys and values of one layer: arrays [pages, page_size, heads, head_dim] and their scales, in one format."""
 
-    def __init__(self, groups: Sequence[KVGroup], pages: Sequence[int], page_size: int, kv_format: str) -> None:
-        shapes = [(g.layers, n, page_size, g.heads, g.head_dim) for g, n in zip(groups, pages, strict=True)]
-        sets = [{"int8": 1, "int4": 2 * -(-g.head_dim // BLOCK)}.get(kv_format, 0) for g in groups]
-        self.groups = tuple(groups)
-        self.page_size = page_size
+    def __init__(self, group: KVGroup, pages: int, page_size: int, kv_format: str) -> None:
+        shape = (pages, page_size, group.heads)
+        sets = {"int8": 1, "int4": 2 * -(-group.head_dim // BLOCK)}.get(kv_format, 0)
         self.kv_format = kv_format
-        self.written = [np.zeros(shape[:3], np.bool_) for shape in shapes]
         # Not a number until written: a slot read too early would spoil every result it reaches. Integers have no such
         # value: their scales have.
-        kind = _KV_TYPES[kv_format]
         empty = np.nan if kv_format in ("f32", "f16") else 0
-        self.keys, self.values = ([np.full(shape, empty, kind) for shape in shapes] for _ in range(2))
-        self.key_scales, self.value_scales = (
-            [np.full((*shape[:4], n), np.nan, np.float16) for shape, n in zip(shapes, sets, strict=True)]
-            for _ in range(2)
-        )
+        self.keys, self.values = (np.full((*shape, group.head_dim), empty, _KV_TYPES[kv_format]) for _ in range(2))
+        self.key_scales, self.value_scales = (np.full((*shape, sets), np.nan, np.float16) for _ in range(2))
 
-    def _arrays(self, group: int) -> tuple[Numbers, ...]:
-        return self.keys[group], self.key_scales[group], self.values[group], self.value_scales[group]
+    @property
+    def arrays(self) -> tuple[Numbers, ...]:
+        """All of them; the first axes are page and slot."""
+        return self.keys, self.key_scales, self.values, self.value_scales
+
+
+class ReferenceKVStore:
+    """Pages of keys and values, in their stored form, for each layer of each group."""
+
+    def __init__(self, groups: Sequence[KVGroup], pages: Sequence[int], page_size: int, kv_format: KVFormats) -> None:
+        self.groups = tuple(groups)
+        self.page_size = page_size
+        self.written = [np.zeros((g.layers, n, page_size), np.bool_) for g, n in zip(groups, pages, strict=True)]
+        self.layers = [
+            [StoredLayer(g, n, page_size, form) for form in formats]
+            for g, n, formats in zip(groups, pages, formats_by_layer(groups, kv_format), strict=True)
+        ]
+
+    def _arrays(self, group: int, page: int) -> Iterator[npt.NDArray[Any]]:
+        """Views of one page: all that is kept of it."""
+        for layer, written in zip(self.layers[group], self.written[group], strict=True):
+            yield from (array[page] for array in (*layer.arrays, written))
 
     def copy(self, group: int, source: int, target: int, slots: int) -> None:
         """Copy the first `slots` slots of a page, in every layer."""
         self._check_pages(group, np.array([source, target]))
         if not 0 <= slots <= self.page_size:
             raise ValueError(f"a page has {self.page_size} slots, asked to copy {slots}")
-        for array in (*self._arrays(group), self.written[group]):
-            array[:, target, :slots] = array[:, source, :slots]
+        for to, came in zip(self._arrays(group, target), self._arrays(group, source), strict=True):
+            to[:slots] = came[:slots]
 
     @property
     def unit_bytes(self) -> int:
@@ -163,18 +176,13 @@ class ReferenceKVStore:
             raise ValueError(f"a page of each group has {self.unit_bytes} bytes, got {raw.size}")
         at = 0
         for group, page in enumerate(unit):
-            for array in (*self._arrays(group), self.written[group]):
-                part = array[:, page]
+            for part in self._arrays(group, page):
                 part[...] = raw[at : at + part.nbytes].view(part.dtype).reshape(part.shape)
                 at += part.nbytes
 
     def _parts(self, unit: Sequence[int]) -> list[bytes]:
         self._check_unit(unit)
-        return [
-            array[:, page].tobytes()
-            for group, page in enumerate(unit)
-            for array in (*self._arrays(group), self.written[group])
-        ]
+        return [part.tobytes() for group, page in enumerate(unit) for part in self._arrays(group, page)]
 
     def write(self, kv: KVLayer, pages: Ints, slots: Ints, k: Floats, v: Floats) -> None:
         """Store k and v [rows, heads * head_dim], row i in slot slots[i] of page pages[i]."""
@@ -182,9 +190,10 @@ class ReferenceKVStore:
         if len(np.unique(pages.astype(np.int64) * self.page_size + slots)) != len(pages):
             raise ValueError(f"two rows of one step write the same slot of KV group {kv.group}")
         heads = [x.reshape(-1, kv.heads, kv.head_dim) for x in (k, v)]
-        forms = [form for x in heads for form in stored(x, self.kv_format)]
-        for array, form in zip(self._arrays(kv.group), forms, strict=True):
-            array[kv.layer, pages, slots] = form
+        layer = self.layers[kv.group][kv.layer]
+        forms = [form for x in heads for form in stored(x, layer.kv_format)]
+        for array, form in zip(layer.arrays, forms, strict=True):
+            array[pages, slots] = form
         self.written[kv.group][kv.layer, pages, slots] = True
 
     def read(self, kv: KVLayer, table: Ints, begin: int, end: int) -> tuple[Doubles, Doubles]:
@@ -197,23 +206,23 @@ class ReferenceKVStore:
         if missing.any():
             position = begin + int(missing.argmax())
             raise ValueError(f"position {position} of KV group {kv.group} is read but was never written")
+        layer = self.layers[kv.group][kv.layer]
         k, k_scales, v, v_scales = (
-            array[kv.layer, pages].reshape(len(pages) * self.page_size, *array.shape[3:])[wanted]
-            for array in self._arrays(kv.group)
+            array[pages].reshape(len(pages) * self.page_size, *array.shape[2:])[wanted] for array in layer.arrays
         )
-        return restored(k, k_scales, self.kv_format), restored(v, v_scales, self.kv_format)
+        return restored(k, k_scales, layer.kv_format), restored(v, v_scales, layer.kv_format)
 
     def check(self) -> None:
         """Assert that written and unwritten slots are what they claim to be."""
-        for group, written in enumerate(self.written):
-            keys, k_scales, values, v_scales = self._arrays(group)
-            assert keys.shape == values.shape
-            assert written.shape == keys.shape[:3]
-            floats = (keys, values) if self.kv_format in ("f32", "f16") else (k_scales, v_scales)
-            for array in floats:
-                assert np.isnan(array[~written]).all(), "a slot that was never written holds a number"
-            for scales in (k_scales, v_scales):
-                assert np.isfinite(scales[written]).all(), "a scale is not a number"
+        for layers, of_group in zip(self.layers, self.written, strict=True):
+            for layer, written in zip(layers, of_group, strict=True):
+                assert layer.keys.shape == layer.values.shape
+                assert written.shape == layer.keys.shape[:2]
+                scales = (layer.key_scales, layer.value_scales)
+                for array in (layer.keys, layer.values) if layer.kv_format in ("f32", "f16") else scales:
+                    assert np.isnan(array[~written]).all(), "a slot that was never written holds a number"
+                for array in scales:
+                    assert np.isfinite(array[written]).all(), "a scale is not a number"
 
     def _check_unit(self, unit: Sequence[int]) -> None:
         if len(unit) != len(self.groups):

@@ -32,6 +32,9 @@ def eval(
     lengths: Annotated[
         str | None, typer.Option(help="Context lengths in tokens; none is 512,2048,8000 as far as they fit.")
     ] = None,
+    mixed: Annotated[
+        bool, typer.Option("--mixed", help="For a format that fails, look for the layers that need the finer one.")
+    ] = False,
     quick: Annotated[bool, typer.Option("--quick", help="A third of the work; the verdict is not kept.")] = False,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE.svg", help="Draw the measures by context length.", dir_okay=False)
@@ -53,8 +56,9 @@ def eval(
     Example: [bold]pagoda eval smollm2 --kv-format int8,int4 --plot kv.svg[/bold]
     """
     from pagoda.gate import shelf
+    from pagoda.gate.bench import Wanted
     from pagoda.gate.chart import draw
-    from pagoda.gate.evaluate import Wanted, evaluate
+    from pagoda.gate.evaluate import evaluate
 
     if listed:
         _list(shelf.every(), as_json)
@@ -66,6 +70,7 @@ def eval(
         weights=_words(weights),
         against=against,
         lengths=None if lengths is None else tuple(map(_length, _words(lengths))),
+        mixed=mixed,
         quick=quick,
         activations=activations,
         threads=threads,

@@ -9,11 +9,13 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from pagoda.backends.cpu import CpuBackend
+from pagoda.backends.ops import KVGroup
 from pagoda.catalog import AnyModel, HuggingDirectory, ModelFile, Progress, Quantized, open_model
-from pagoda.config import AUTO, EngineConfig, ModelConfig
+from pagoda.config import AUTO, FINER, EngineConfig, ModelConfig, split_format
 from pagoda.gate import shelf
 from pagoda.gate.verdict import Verdict
 from pagoda.models import read_config
+from pagoda.models.config import Config
 from pagoda.runner.load import fingerprint
 from pagoda.runner.sizing import page_bytes
 
@@ -95,5 +97,12 @@ def _bytes(source: ModelFile | HuggingDirectory, config: ModelConfig) -> tuple[i
     file = source if config.quantize is None else Quantized(source, config.quantize)
     return (
         sum(tensor.size for tensor in file.tensors.values()),
-        sum(page_bytes(group, 16, config.kv_format) for group in read_config(source).groups),
+        _token_bytes(read_config(source), config.kv_format),
     )
+
+
+def _token_bytes(shape: Config, kv_format: str) -> int:
+    """Of a token's keys and values in all layers."""
+    name, finer = split_format(kv_format)
+    base, fine = (page_bytes(KVGroup(1, shape.kv_heads, shape.head_dim), 1, f) for f in (name, FINER.get(name, name)))
+    return (shape.layers - len(finer)) * base + len(finer) * fine

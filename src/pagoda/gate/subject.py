@@ -6,13 +6,14 @@ Knows steps, pages and logits; knows nothing of what the tokens mean.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from copy import copy
 from dataclasses import replace
 
 import numpy as np
 
 from pagoda.backends.cpu import CpuBackend, rope_table
-from pagoda.backends.ops import Draw, Floats, Ints, KVStore, Ops, Program, Step
+from pagoda.backends.ops import Draw, Floats, Ints, KVStore, Ops, Program, Step, Value
 from pagoda.config import ModelConfig
 from pagoda.models import Source, build, read_config
 from pagoda.models.decoder import Decoder
@@ -52,6 +53,29 @@ class Net:
         """Token ids to logits."""
         whole_model(self.model, ops)
 
+    def with_layers(self, other: Net, layers: Collection[int]) -> Net:
+        """This net, but for some layers, which are another's of the same model: nothing is packed again."""
+        mixed = copy(self)
+        mixed.program = self.backend.program(lambda ops: whole_model(_Mixed(self.model, other.model, layers), ops))
+        return mixed
+
+
+class _Mixed:
+    """A model some of whose layers are another's."""
+
+    def __init__(self, model: Decoder, other: Decoder, layers: Collection[int]) -> None:
+        self.layers, self.groups, self.vocabulary = model.layers, model.groups, model.vocabulary
+        self._model, self._other, self._chosen = model, other, layers
+
+    def enter(self, ops: Ops) -> Value:
+        return self._model.enter(ops)
+
+    def layer(self, ops: Ops, i: int, x: Value) -> Value:
+        return (self._other if i in self._chosen else self._model).layer(ops, i, x)
+
+    def leave(self, ops: Ops, x: Value) -> Value:
+        return self._model.leave(ops, x)
+
 
 class Subject:
     """One model in one KV format, with pages for one text at a time.
@@ -82,7 +106,9 @@ class Subject:
         self._kv, self._past = None, 0
         pages = -(-tokens // PAGE) + spare
         groups = self.net.model.groups
-        self._kv = self.net.backend.kv_store(groups, [pages] * len(groups), PAGE, self.config.kv_format)
+        self._kv = self.net.backend.kv_store(
+            groups, [pages] * len(groups), PAGE, self.net.model.kv_formats(self.config.kv_format)
+        )
 
     def end(self) -> None:
         """Let the pages go."""

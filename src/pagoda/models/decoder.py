@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 from pagoda.backends.ops import KVLayer, Ops, RopeTable, Value, Weight
+from pagoda.config import FINER, split_format
+from pagoda.errors import InvalidConfig
 from pagoda.models.config import Config, Shapes
 from pagoda.models.metadata import Metadata
 
@@ -58,6 +60,21 @@ class Decoder(ABC):
         c = self.config
         scale = c.head_dim**-0.5 if scale is None else scale
         return KVLayer(0, i, c.kv_heads, c.head_dim, scale, c.windows[i], soft_cap, sinks)
+
+    def kv_formats(self, text: str) -> list[list[str]]:
+        """How each layer of each KV group is stored, of a `kv_format` such as `int4` or `int4:0,5`.
+
+        Raises:
+            InvalidConfig: it names a layer that there is not.
+        """
+        name, finer = split_format(text)
+        if finer and finer[-1] >= self.layers:
+            raise InvalidConfig(f"kv_format is {text}, and the model has layers 0 to {self.layers - 1}")
+        formats = [[name] * group.layers for group in self.groups]
+        for i in finer:
+            at = self.place(i)
+            formats[at.group][at.layer] = FINER[name]
+        return formats
 
     def feed_forward(self, ops: Ops, i: int, h: Value) -> Value:
         """SwiGLU (Shazeer 2020): down(silu(gate(h)) * up(h))."""

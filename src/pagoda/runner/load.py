@@ -7,7 +7,7 @@ from typing import Protocol
 
 from pagoda.backends import open_backend
 from pagoda.backends.cpu import CpuBackend, rope_table
-from pagoda.config import EngineConfig
+from pagoda.config import EngineConfig, split_format
 from pagoda.errors import InvalidConfig
 from pagoda.models import Source, build, read_config
 from pagoda.models.decoder import Decoder
@@ -51,7 +51,7 @@ def load_runner(source: Digested, config: EngineConfig, sizing: Sizing, drafter:
     model = _build(source, backend, sizing)
     page_size, kv_format = config.machine.page_size, config.model.kv_format
     pages = (sizing.pages,) * len(sizing.groups)
-    store = backend.kv_store(sizing.groups, pages, page_size, kv_format)
+    store = backend.kv_store(sizing.groups, pages, page_size, model.kv_formats(kv_format))
     guesser, unit_bytes = None, store.unit_bytes
     if drafter is not None:
         other = _build(drafter, backend, sizing)
@@ -60,7 +60,9 @@ def load_runner(source: Digested, config: EngineConfig, sizing: Sizing, drafter:
                 f"{drafter.name} has {other.vocabulary} tokens and {source.name} {model.vocabulary}: "
                 "a drafter must have the vocabulary of the model it drafts for"
             )
-        own = backend.kv_store(sizing.drafter_groups, pages[:1] * len(sizing.drafter_groups), page_size, kv_format)
+        own = backend.kv_store(
+            sizing.drafter_groups, pages[:1] * len(sizing.drafter_groups), page_size, split_format(kv_format)[0]
+        )
         unit_bytes += own.unit_bytes
         guesser = Guesser(backend, other, other.layers, own, first_group=len(sizing.groups))
     elif layers := guess_layers(config.scheduler.speculate, model.layers):

@@ -7,13 +7,13 @@ tells its free memory.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
 from pagoda.backends.footprint import Footprint, footprint, packed_bytes, stand_in
 from pagoda.backends.ops import KVGroup
-from pagoda.config import EngineConfig
+from pagoda.config import EngineConfig, split_format
 from pagoda.errors import InvalidConfig, MemoryLimit
 from pagoda.models import Source, outline, read_config, stored
 from pagoda.plan import MOST_OF_STEP
@@ -111,15 +111,22 @@ class Sizing:
         return self.token_weights + context * self.token_bytes
 
 
-def page_bytes(group: KVGroup, page_size: int, kv_format: str) -> int:
-    """Bytes of one page of all layers: numbers, values padded to what the kernels load at once, and f16 scales."""
+def page_bytes(group: KVGroup, page_size: int, kv_format: str | Sequence[str]) -> int:
+    """Bytes of one page of all layers, in one format or one each: numbers, values padded to what the kernels load at
+    once, and f16 scales.
+    """
+    formats = [kv_format] * group.layers if isinstance(kv_format, str) else kv_format
+    return sum(_layer_page_bytes(group, page_size, each) for each in formats)
+
+
+def _layer_page_bytes(group: KVGroup, page_size: int, kv_format: str) -> int:
     dim = group.head_dim
     if kv_format == "int4":
         blocks = -(-dim // 32)
         slot = -(-dim // 2) + 16 * blocks + 2 * blocks * 2 * 2  # scale and offset of each block, for key and value
     else:
         slot = (dim + -(-dim // 16) * 16) * _ELEMENT[kv_format] + (4 if kv_format == "int8" else 0)
-    return group.layers * group.heads * (-(-page_size * slot // 2) * 2)
+    return group.heads * (-(-page_size * slot // 2) * 2)
 
 
 def size(source: Source, config: EngineConfig, free: int, drafter: Source | None = None) -> Sizing:
@@ -140,9 +147,10 @@ def size(source: Source, config: EngineConfig, free: int, drafter: Source | None
     counts = footprint(
         lambda ops: whole_model(model, ops), {n: form for n, (form, _) in forms.items()}, config.model.activations
     )
-    each = tuple(page_bytes(g, config.machine.page_size, config.model.kv_format) for g in model.groups)
+    page_size, formats = config.machine.page_size, model.kv_formats(config.model.kv_format)
+    each = tuple(page_bytes(g, page_size, f) for g, f in zip(model.groups, formats, strict=True))
     drafter_weights, drafter_groups = _drafter(drafter, longest) if drafter else (0, ())
-    drafter_each = sum(page_bytes(g, config.machine.page_size, config.model.kv_format) for g in drafter_groups)
+    drafter_each = sum(page_bytes(g, page_size, split_format(config.model.kv_format)[0]) for g in drafter_groups)
     pages = _pages(sum(each) + drafter_each, config, longest, free, sum(packed.values()) + drafter_weights)
     return Sizing(
         model=source.architecture,
