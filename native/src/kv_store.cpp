@@ -43,10 +43,13 @@ KVStore::KVStore(std::vector<GroupShape> groups, int slots, const std::vector<st
     const GroupShape& g = groups_[i];
     require(formats[i].size() == size_t(g.layers), "a format is needed for each layer of a KV group");
     std::vector<KVPages> layers;
+    std::vector<size_t> begins;
     size_t bytes = 0;
     for (const KVFormat format : formats[i]) {
       if (format >= KVFormat::Int8 && g.dim > kHeadMax) throw std::invalid_argument("a head is too wide for keys as integers");
       layers.push_back(KVPages::layout(format, g.heads, g.dim, slots));
+      if (format == KVFormat::F32) bytes = (bytes + 3) / 4 * 4;  // other formats' pages are whole f16s
+      begins.push_back(bytes);
       bytes += layers.back().page_bytes * size_t(g.pages);
     }
     // Committed now: running out later would be a signal, not an error.
@@ -58,11 +61,7 @@ KVStore::KVStore(std::vector<GroupShape> groups, int slots, const std::vector<st
 #endif
     commit((uint8_t*)p, bytes, pool);
     bytes_ += bytes;
-    uint8_t* base = (uint8_t*)p;
-    for (KVPages& kv : layers) {
-      kv.base = base;
-      base += kv.page_bytes * size_t(g.pages);
-    }
+    for (size_t l = 0; l < layers.size(); l++) layers[l].base = (uint8_t*)p + begins[l];
     layers_.push_back(std::move(layers));
   }
 }

@@ -11,12 +11,12 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
-from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from pagoda.backends import _native
+from pagoda.backends.kv_formats import formats_by_layer
 from pagoda.backends.machine import cores
 from pagoda.backends.ops import (
     Bytes,
@@ -32,11 +32,10 @@ from pagoda.backends.ops import (
     StepOutput,
     StoredTensor,
     Unit,
-    formats_by_layer,
 )
 from pagoda.backends.passes import FUSIONS, share_memory
 from pagoda.backends.recorder import NONE, Instruction, NativeWeight, Op, Recorder, Recording, Shape
-from pagoda.config import ACTIVATIONS, KV_FORMATS
+from pagoda.config import ACTIVATIONS
 from pagoda.errors import InvalidConfig, MemoryLimit, ModelFileError, UnsupportedModel
 
 _log = logging.getLogger(__name__)
@@ -298,9 +297,6 @@ class CpuBackend:
             MemoryLimit: it cannot be had.
         """
         formats = formats_by_layer(groups, kv_format)
-        for each in {kv_format} if isinstance(kv_format, str) else set(chain.from_iterable(formats)):
-            if each not in KV_FORMATS:
-                raise InvalidConfig(f"kv_format must be one of {KV_FORMATS}, got {each!r}")
         shapes = [(g.layers, g.heads, g.head_dim, n) for g, n in zip(groups, pages, strict=True)]
         try:
             store: KVStore = _native.KVStore(shapes, page_size, formats, self._pool)

@@ -131,20 +131,6 @@ KVFormats = str | Sequence[Sequence[str]]
 """How keys and values are stored: a format of `config.KV_FORMATS`, or one for each layer of each KV group."""
 
 
-def formats_by_layer(groups: Sequence[KVGroup], kv_format: KVFormats) -> list[list[str]]:
-    """Of each group, the format of each layer.
-
-    Raises:
-        ValueError: not one for each.
-    """
-    if isinstance(kv_format, str):
-        return [[kv_format] * group.layers for group in groups]
-    formats = [list(each) for each in kv_format]
-    if [len(each) for each in formats] != [group.layers for group in groups]:
-        raise ValueError(f"a KV format is needed for each layer of {tuple(groups)}, got {kv_format}")
-    return formats
-
-
 @dataclass(frozen=True, slots=True)
 class KVLayer:
     """Where one layer's keys and values lie, and how its attention scores are formed."""

@@ -40,7 +40,7 @@ from pagoda.backends.ops import (
 )
 from pagoda.backends.reference_step import check_step, draw_rows, known_ids
 from pagoda.backends.reference_store import ReferenceKVStore, ReferenceSlots, ReferenceTransfer
-from pagoda.config import ACTIVATIONS, KV_FORMATS
+from pagoda.config import ACTIVATIONS
 from pagoda.errors import InvalidConfig, MemoryLimit
 
 Doubles = npt.NDArray[np.float64]
@@ -361,8 +361,6 @@ class ReferenceBackend:
         Raises:
             MemoryLimit: it cannot be had.
         """
-        if isinstance(kv_format, str) and kv_format not in KV_FORMATS:
-            raise InvalidConfig(f"kv_format must be one of {KV_FORMATS}, got {kv_format!r}")
         try:
             return ReferenceKVStore(groups, pages, page_size, kv_format)
         except MemoryError as error:

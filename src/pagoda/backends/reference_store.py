@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pagoda.backends.ops import Bytes, Floats, Ints, KVFormats, KVGroup, KVLayer, Unit, formats_by_layer
+from pagoda.backends.kv_formats import formats_by_layer
+from pagoda.backends.ops import Bytes, Floats, Ints, KVFormats, KVGroup, KVLayer, Unit
 
 Doubles = npt.NDArray[np.float64]
 Numbers = npt.NDArray[Any]

@@ -69,7 +69,7 @@ class Bench:
         source: AnyModel,
         finer: tuple[str, AnyModel],
         wanted: Wanted,
-        tell: Callable[[int, int], None],
+        tell: Tell = lambda *_: None,
     ) -> None:
         shapes = [read_config(each) for each in (source, finer[1])]
         if shapes[0].vocabulary != shapes[1].vocabulary:

@@ -53,7 +53,7 @@ HOLDERS = (
     "lighthouse", "castle", "hospital", "theatre", "harbour", "monastery", "airport", "orchard", "observatory",
     "factory", "vineyard", "cathedral",
 )  # fmt: skip
-"""Who has a secret number: none of them is named in prose or filler in this way."""
+"""Who has a secret number: neither prose nor filler speaks of any."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,14 +68,17 @@ class Work:
     @property
     def positions(self) -> int:
         """Longest sequence, in tokens."""
-        ends = [p.length + max(LOOP_TOKENS, *(len(t) for n in p.needles for t in n.tails)) for p in self.passages]
-        return max(*ends, *(len(self.opening) + len(t) for q in self.quiz for t in q.tails)) + PAGE
+        ends = [p.length + LOOP_TOKENS for p in self.passages]
+        ends += [p.length + len(tail) for p in self.passages for needle in p.needles for tail in needle.tails]
+        ends += [len(self.opening) + len(tail) for question in self.quiz for tail in question.tails]
+        return max(ends) + PAGE
 
     @property
     def rows(self) -> int:
         """What one subject's share comes to, in rows of prompts."""
-        asked = sum(len(t) for p in self.passages for n in p.needles for t in n.tails)
-        asked += len(self.opening) + sum(len(t) for q in self.quiz for t in q.tails)
+        # The last token of an answer is looked up, not computed.
+        asked = sum(len(t) - 1 for p in self.passages for n in p.needles for t in n.tails)
+        asked += len(self.opening) + sum(len(t) - 1 for q in self.quiz for t in q.tails)
         drawn = sum(p.continuations for p in self.passages) * LOOP_TOKENS * DECODE_COST
         return sum(p.length for p in self.passages) + asked + drawn
 
