@@ -1,7 +1,7 @@
 """Where a format fails as a whole: the fewest layers that, in the finer format, make it pass.
 
-Each layer is tried in the coarse format by itself, all others in the finer one: how far that takes the outputs is how
-much the layer needs the finer format. Divergences of layers nearly add up, so their sum says how many to take.
+Each layer is tried in the coarse format by itself, all others in the finer one: how much further that takes the outputs
+is how much the layer needs the finer format. Divergences of layers nearly add up, so their sum says how many to take.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ def fall_back(bench: Bench, failed: Verdict) -> Verdict | None:
     if weights:
         bench.subject(FINER[coarse], failed.kv_format)  # packed once, for all mixes
     layers = range(bench.reference.net.model.layers)
-    alone = bench.divergences([bench.subject(*mixed([i for i in layers if i != at])) for at in layers])
+    finer, *each = bench.divergences(
+        [bench.subject(*mixed(layers)), *(bench.subject(*mixed([i for i in layers if i != at])) for at in layers)]
+    )
+    alone = [divergence - finer for divergence in each]
     ranked = sorted(layers, key=lambda i: -alone[i])
     most = len(layers) // 2
     count = min(enough([alone[i] for i in ranked], MARGIN * DIVERGENCE), most)
