@@ -2,8 +2,8 @@
 
     PYTHONPATH=src python benchmarks/kv_quality.py [MODEL.gguf] [--quick]       # a table; the last line is JSON
 
-The measures, the text and the limits are the gate's (`pagoda eval`, docs/quality.md); here all formats stand side by side,
-and no verdict is kept.
+The measures, the text and the limits are the gate's (`pagoda eval`, docs/quality.md); here all formats stand side by
+side, and no verdict is kept.
 """
 
 from __future__ import annotations
