@@ -57,7 +57,7 @@ def report(made: Opened) -> DiskReport:
 
 
 @pytest.mark.parametrize("page_size", [4, 16])
-@pytest.mark.parametrize("kv_format", KV_FORMATS)
+@pytest.mark.parametrize("kv_format", [*KV_FORMATS, "int4:1"])
 def test_off_cold_warm_and_restored_are_the_same(path: str, tmp_path: Path, kv_format: str, page_size: int) -> None:
     options: dict[str, Any] = {"kv_format": kv_format, "page_size": page_size}
     with opened(path, prefix_cache=False, **options) as made:

@@ -33,7 +33,16 @@ void commit(uint8_t* p, size_t bytes, Pool* pool) {
     for (int i = 0; i < pieces; i++) piece(i);
 }
 
+std::vector<std::vector<KVFormat>> everywhere(KVFormat format, const std::vector<GroupShape>& groups) {
+  std::vector<std::vector<KVFormat>> formats;
+  for (const auto& g : groups) formats.emplace_back(size_t(g.layers), format);
+  return formats;
+}
+
 }  // namespace
+
+KVStore::KVStore(const std::vector<GroupShape>& groups, int slots, KVFormat format, Pool* pool)
+    : KVStore(groups, slots, everywhere(format, groups), pool) {}
 
 KVStore::KVStore(std::vector<GroupShape> groups, int slots, const std::vector<std::vector<KVFormat>>& formats, Pool* pool)
     : groups_(std::move(groups)) {

@@ -18,6 +18,8 @@ class KVStore : public std::enable_shared_from_this<KVStore> {
   // `formats`: of each group's layers. Throws std::bad_alloc if the memory cannot be had. The pool, if there is one, helps to
   // commit it.
   KVStore(std::vector<GroupShape> groups, int slots, const std::vector<std::vector<KVFormat>>& formats, Pool* pool = nullptr);
+  // All layers in one format.
+  KVStore(const std::vector<GroupShape>& groups, int slots, KVFormat format, Pool* pool = nullptr);
   KVStore(const KVStore&) = delete;
   const KVPages& layer(int group, int layer) const { return layers_.at(size_t(group)).at(size_t(layer)); }
   int pages(int group) const { return groups_.at(size_t(group)).pages; }

@@ -104,7 +104,7 @@ Outcome product(const Kernels& kernels, const Packed& w, int bytes) {
 // Three queries over a span and a piece of the next, merged.
 Outcome attended(const Kernels& kernels, KVFormat format) {
   constexpr int dim = 40, slots = 16, length = kSpan + 21, pages = (length + slots - 1) / slots, count = 3;
-  KVStore store({{1, 1, dim, pages}}, slots, {{format}});
+  KVStore store({{1, 1, dim, pages}}, slots, format);
   const KVPages& kv = store.layer(0, 0);
   Random random(4);
   std::vector<int32_t> table;

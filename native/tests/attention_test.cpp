@@ -296,6 +296,10 @@ TEST("attention", stores_say_their_sizes) {
   CHECK(store.layer(0, 1).padded == 32 && store.layer(1, 0).padded == 16);
   CHECK(store.bytes() == size_t(2 * 3 * 5 * 4) * (20 + 32) * 2 + size_t(7 * 4) * (8 + 16) * 2);
   CHECK(KVStore({{2, 3, 20, 5}}, 4, KVFormat::Int8).bytes() == size_t(2 * 3 * 5 * 4) * (20 + 32 + 2 * 2));
+  const KVStore mixed({{2, 3, 20, 5}}, 4, {{KVFormat::Int8, KVFormat::F32}});
+  CHECK(mixed.layer(0, 0).format == KVFormat::Int8 && mixed.layer(0, 1).format == KVFormat::F32);
+  CHECK(mixed.bytes() == size_t(3 * 5 * 4) * ((20 + 32 + 2 * 2) + (20 + 32) * 4) && mixed.unit_bytes() * 5 == mixed.bytes());
+  CHECK_THROWS(KVStore({{2, 3, 20, 5}}, 4, {{KVFormat::F16}}), std::invalid_argument);
   CHECK(KVStore({{2, 3, 80, 5}}, 4, KVFormat::Int4).bytes() == size_t(2 * 3 * 5 * 4) * (40 + 48 + 2 * 6 * 2));
   CHECK_THROWS(KVStore({{1, 1, kHeadMax + 16, 1}}, 4, KVFormat::Int8), std::invalid_argument);
   CHECK_THROWS(store.layer(0, 2), std::out_of_range);

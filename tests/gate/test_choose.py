@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from pagoda import LLM
 from pagoda.backends.cpu import CpuBackend
 from pagoda.bench.plan import plan_model
 from pagoda.catalog import open_model
+from pagoda.cli._app import app
 from pagoda.config import ModelConfig
 from pagoda.errors import InvalidConfig
 from pagoda.gate import shelf
@@ -107,6 +109,15 @@ def test_a_plan_settles_it_too(path: str) -> None:
 def test_a_quantised_file_is_not_offered_weights(tmp_path: Path) -> None:
     path = str(tiny_model(tmp_path, embedding_format="q4_1"))
     assert chosen(path, quantize="auto")[2].endswith(f"pagoda eval {path}")
+
+
+@pytest.mark.parametrize("command", [("generate", "hi", "-m"), ("chat",)])
+def test_a_command_says_what_it_takes(path: str, command: tuple[str, ...]) -> None:
+    keep(path, None, "int8")
+    result = CliRunner().invoke(app, [*command, path, "-n", "1", "--kv-format", "auto"], input="")
+    assert result.exit_code == 0, result.output
+    assert "auto: int8 KV, which passed on 2026-01-31" in result.stderr
+    assert "auto" not in result.stdout
 
 
 def test_settings_stay(path: str) -> None:

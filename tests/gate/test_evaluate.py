@@ -217,6 +217,23 @@ def test_the_command(path: str, tmp_path: Path) -> None:
     assert len(named.stdout.splitlines()) == 1
 
 
+def test_ctrl_c_leaves_nothing_behind(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks: list[int] = []
+
+    def tick(self: Bench, rows: int) -> None:
+        ticks.append(rows)
+        if len(ticks) == 9:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Bench, "_tick", tick)
+    result = asked(path, "--lengths", "128", "--threads", "1", "--plot", str(tmp_path / "kv.svg"))
+    assert result.exit_code == 130
+    assert len(ticks) == 9
+    assert result.stdout == ""
+    assert shelf.every() == []
+    assert not (tmp_path / "kv.svg").exists()
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

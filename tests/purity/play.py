@@ -76,9 +76,9 @@ def opened(
     cpu = CpuBackend(**backend)
     with ModelFile(path) as source:
         model = build(source, read_config(source), cpu.weights, rope_table, longest)
-    store = cpu.kv_store(model.groups, [pages], page_size, kv_format)
+    store = cpu.kv_store(model.groups, [pages], page_size, model.kv_formats(kv_format))
     if own:
-        beside = cpu.kv_store(model.groups, [pages], page_size, kv_format)
+        beside = cpu.kv_store(model.groups, [pages], page_size, model.kv_formats(kv_format))
         guesser = Guesser(cpu, model, model.layers, beside, first_group=1)
     else:
         guesser = Guesser(cpu, model, 1, store)

@@ -63,7 +63,7 @@ WORLDS = {
     "grouped f32 f32": World("f32", "f32", GROUPED),
     "grouped int16 int8": World("int16", "int8", GROUPED),
     "narrow int16 f32": World("int16", "f32", NARROW),
-    "narrow int16 int4": World("int16", "int4", NARROW),
+    "narrow int16 int4": World("int16", "int4:1", NARROW),  # its middle layer in int8
     "wide int8 int4": World("int8", "int4", WIDE),
     "dense int16 f16": World("int16", "f16", DENSE),
     "large int16 f16": World("int16", "f16", LARGE, UNWRITTEN),

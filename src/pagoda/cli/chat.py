@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import sys
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pagoda.cli._options import (
     MODEL,
+    KvFormat,
     MaxTokens,
     MinP,
     ModelArgument,
@@ -47,6 +48,7 @@ def chat(
     min_p: MinP = None,
     seed: Seed = None,
     threads: Threads = None,
+    kv_format: KvFormat = MODEL.kv_format,
     quantize: Quantize = None,
     prefix_cache: PrefixCache = True,
 ) -> None:
@@ -57,7 +59,8 @@ def chat(
     given = sampling(max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed)
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 (gives input() a history and line editing)
-    with open_llm(model, threads=threads, quantize=quantize, max_num_seqs=1, prefix_cache=prefix_cache) as llm:
+    engine: Any = {"threads": threads, "kv_format": kv_format, "quantize": quantize, "prefix_cache": prefix_cache}
+    with open_llm(model, max_num_seqs=1, **engine) as llm:
         if not llm.tokenizer.has_chat_template:
             raise InvalidRequest(f"{model} has no chat template: try pagoda generate --raw")
         Conversation(llm, with_recommended(llm, given), system).run()

@@ -12,6 +12,7 @@ import typer
 from pagoda.cli._options import (
     MODEL,
     SCHEDULER,
+    KvFormat,
     MaxTokens,
     MinP,
     ModelOption,
@@ -43,6 +44,7 @@ def generate(
     min_p: MinP = None,
     seed: Seed = None,
     threads: Threads = None,
+    kv_format: KvFormat = MODEL.kv_format,
     quantize: Quantize = None,
     prefix_cache: PrefixCache = True,
     explain: Annotated[
@@ -61,8 +63,8 @@ def generate(
     """
     given = sampling(max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed)
     text = sys.stdin.read() if prompt == "-" else prompt
-    options: Any = {"threads": threads, "quantize": quantize, "speculate": speculate, "prefix_cache": prefix_cache}
-    with open_llm(model, max_num_seqs=1, **options) as llm:
+    engine: Any = {"threads": threads, "kv_format": kv_format, "quantize": quantize, "prefix_cache": prefix_cache}
+    with open_llm(model, max_num_seqs=1, speculate=speculate, **engine) as llm:
         templated = llm.tokenizer.has_chat_template and not raw
         asked: Any = [{"role": "user", "content": text}] if templated else text
         with llm.stream(asked, with_recommended(llm, given)) as events:

@@ -116,11 +116,14 @@ def _lines(panel: _Panel, series: Sequence[tuple[str, str, tuple[AtLength, ...]]
         y = axis.y(panel.limit)
         parts.append(f'<line x1="0" x2="{_WIDE}" y1="{y:.1f}" y2="{y:.1f}" stroke="#cc0000" stroke-dasharray="5 3"/>')
         parts.append(f'<text x="{_WIDE - 4}" y="{y - 4:.1f}" text-anchor="end" fill="#cc0000">limit</text>')
-    for _, colour, lengths in series:
+    for i, (_, colour, lengths) in enumerate(series):
         ys = [axis.y(panel.value(at)) for at in lengths]
-        points = " ".join(f"{x:.1f},{y:.1f}" for x, y in zip(xs, ys, strict=True))
+        aside = 7 * (i - (len(series) - 1) / 2)  # else equal figures would hide each other
+        points = " ".join(f"{x + aside:.1f},{y:.1f}" for x, y in zip(xs, ys, strict=True))
         parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.5"/>')
-        parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{colour}"/>' for x, y in zip(xs, ys, strict=True)]
+        parts += [
+            f'<circle cx="{x + aside:.1f}" cy="{y:.1f}" r="3.5" fill="{colour}"/>' for x, y in zip(xs, ys, strict=True)
+        ]
     return parts
 
 
