@@ -212,9 +212,10 @@ def test_the_command(path: str, tmp_path: Path) -> None:
     ET.parse(tmp_path / "kv.svg")
     assert sorted(re.findall(r"  (passed|FAILED)", asked("--list").stdout)) == ["FAILED", "passed"]
     assert {v["kv_format"] for v in json.loads(asked("--list", "--json").stdout)} == {"int8", "int4"}
-    named = asked(path, *options, "--kv-format", "int4", "--json")
+    named = asked(path, *options, "--kv-format", "int8, int4:0,1,int4,int8", "--json")
     assert named.exit_code == 1, "a format that was named fails"
-    assert len(named.stdout.splitlines()) == 1
+    (line,) = named.stdout.splitlines()
+    assert [v["kv_format"] for v in json.loads(line)["verdicts"]] == ["int8", "int4:0,1", "int4"]
 
 
 def test_ctrl_c_leaves_nothing_behind(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

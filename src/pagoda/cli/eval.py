@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -66,10 +67,10 @@ def eval(
     if plot is not None and plot.suffix != ".svg":
         raise typer.BadParameter(f"the plot is an SVG file: {plot} must end with .svg", param_hint="--plot")
     wanted = Wanted(
-        kv_formats=_words(kv_format),
-        weights=_words(weights),
+        kv_formats=_formats(kv_format),
+        weights=_formats(weights),
         against=against,
-        lengths=None if lengths is None else tuple(map(_length, _words(lengths))),
+        lengths=None if lengths is None else tuple(map(_length, lengths.split(","))),
         mixed=mixed,
         quick=quick,
         activations=activations,
@@ -94,12 +95,13 @@ def eval(
     raise typer.Exit(named and not all(verdict.passed for verdict in found.verdicts))
 
 
-def _words(text: str | None) -> tuple[str, ...]:
-    return tuple(filter(None, (text or "").replace(" ", "").split(",")))
+def _formats(text: str | None) -> tuple[str, ...]:
+    """`int8,int4:0,5` are two: a format begins with a letter."""
+    return tuple(filter(None, dict.fromkeys(re.split(r",(?=[a-z])", (text or "").replace(" ", "")))))
 
 
 def _length(word: str) -> int:
-    if not word.isdigit():
+    if not word.strip().isdigit():
         raise typer.BadParameter(f"{word!r} is not a number of tokens", param_hint="--lengths")
     return int(word)
 

@@ -82,8 +82,8 @@ class Bench:
         self.work = set_work(Tokenizer.from_metadata(source.metadata), context, wanted.lengths, wanted.quick)
         self._nets: dict[tuple[str, str | None], Net] = {}
         self._done = self._total = 0
-        alone = wanted.against is None and wanted.formats() == [(None, "f16")]
-        self.reference = self._subject(*finer, None, "f32" if alone else "f16")
+        itself = wanted.against is None and (None, "f16") in wanted.formats()  # then f16 is no reference
+        self.reference = self._subject(*finer, None, "f32" if itself else "f16")
         self.against = f"{finer[0]} as it is, {self.reference.config.kv_format} KV"
 
     def subject(self, quantize: str | None, kv_format: str) -> Subject:
