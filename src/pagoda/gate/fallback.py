@@ -19,9 +19,9 @@ TRIES = 2
 
 
 def fall_back(bench: Bench, failed: Verdict) -> Verdict | None:
-    """A mix of a failed format with the next finer one, in half of the layers at most, that passes; if there is one.
+    """A mix of a failed format with the next finer one, in half of the layers at most; the last one tried, if none passes.
 
-    Either the weights' format is mixed or, if they are the file's own, the KV format.
+    Either the weights' format is mixed or, if they are the file's own, the KV format. None: there is no mix.
     """
     weights = failed.quantize is not None
     coarse = failed.quantize or failed.kv_format
@@ -42,14 +42,14 @@ def fall_back(bench: Bench, failed: Verdict) -> Verdict | None:
     ranked = sorted(layers, key=lambda i: -alone[i])
     most = len(layers) // 2
     count = min(enough([alone[i] for i in ranked], MARGIN * DIVERGENCE), most)
-    for _ in range(TRIES):
-        if not count:
-            return None
+    if not count:
+        return None
+    for left in reversed(range(TRIES)):
         _, (verdict,) = bench.judge([bench.subject(*mixed(ranked[:count]))])
-        if verdict.passed or count == most:
-            return verdict if verdict.passed else None
+        if verdict.passed or count == most or not left:
+            break
         count = min(count + max(1, count // 2), most)
-    return None
+    return verdict
 
 
 def enough(falling: Sequence[float], limit: float) -> int:
