@@ -2,8 +2,8 @@
 
     PYTHONPATH=src:tests:tests/catalog python tests/fuzz_hf.py --seconds 20 --seed 1
 
-Starts from sound directories (one safetensors file, and shards; byte-level tokens, and SentencePiece's), damages one of
-their files, by bytes or by values of its JSON, and opens it: headers, hyperparameters against tensors, tokenizer, one
+Starts from sound directories (one safetensors file, and shards; byte-level tokens, and SentencePiece's; dense, and
+quantised in every layout), damages one of their files, by bytes or by values of its JSON, and opens it: headers, hyperparameters against tensors, tokenizer, one
 encoding. A case fails if any other exception or a warning comes out, or if it takes over `CASE_S` seconds. The last
 line has counts.
 """
@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_files import byte_fallback, write_model
+from quantised_files import KINDS
 
 from families.tiny_families import CONFIGS, weights
 from fuzz_gguf import CASE_S, Hang, alarm, damage
@@ -39,6 +40,18 @@ ODD: tuple[Any, ...] = (
 )  # fmt: skip
 
 
+QUANTISED = (
+    "awq-32",
+    "gptq-act-order",
+    "gptq-8-asym",
+    "packed-asym",
+    "packed-act-order",
+    "int8",
+    "fp8-block",
+    "float-channel",
+)
+
+
 def seeds(directory: Path) -> list[Path]:
     """Sound directories."""
     made = []
@@ -46,7 +59,7 @@ def seeds(directory: Path) -> list[Path]:
         path = directory / name
         made.append(write_model(path, CONFIGS[name], weights(CONFIGS[name]), "BF16", shards))
     byte_fallback().save(str(made[1] / "tokenizer.json"))
-    return made
+    return made + [KINDS[name].checkpoint().write(directory / name) for name in QUANTISED]
 
 
 def places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
@@ -99,7 +112,7 @@ def read(path: Path) -> str:
             config = read_config(source)
             for batch in source.batches(config.tensors()):
                 for tensor in batch:
-                    tensor.floats()
+                    assert tensor.floats().shape == tensor.shape
             tokenizer = Tokenizer.from_metadata(source.metadata)
             tokenizer.encode_prompt("hello there <|end|> 世界")
         return "sound"

@@ -92,6 +92,15 @@ struct E2M1 {  // twice 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives, with 16 
   static constexpr int largest = 28;
 };
 
+// Bytes that are floats themselves: their bits, moved to where an f32 has them, say the number times 2^-Up.
+template <int Mantissa, int Up>
+struct EightBitFloats : Planes<8> {
+  static Floats number(Ints byte) {
+    const Ints bits = plus(left(low_bits(byte, 128), 24), left(low_bits(byte, 127), 23 - Mantissa));
+    return mul(as_floats(bits), spread(bits_float(uint32_t(127 + Up) << 23)));
+  }
+};
+
 // --- scales -----------------------------------------------------------------------------------------------------------------
 
 // Scales lie in heads after all blocks' integers. A head serves `blocks` blocks, each of which has `parts` scales (of 32 or 16
@@ -115,6 +124,32 @@ struct Halves {
   static void pack(uint8_t* head, int column, const uint8_t* scale, const uint8_t* minimum) {
     pack_half(head, column, scale);
     if constexpr (Offset) pack_half(head + kHalves, column, minimum);
+  }
+};
+
+// f32 scale.
+struct Singles {
+  static constexpr int blocks = 1, parts = 1, bytes = kTile * 4;
+  static constexpr bool offset = false;
+  Floats d;
+  Singles(const uint8_t* head, int column) : d(load_floats((const float*)(head + column * 4))) {}
+  Floats scale(int, int) const { return d; }
+  static void pack(uint8_t* head, int column, const uint8_t* scale) { std::memcpy(head + column * 4, scale, 4); }
+};
+
+// f32 scale; in f16, a whole number that is added to each of the block's numbers: what the bias and the zero point differ by.
+template <int Blocks>
+struct ZeroPoints {
+  static constexpr int blocks = Blocks, parts = 1, bytes = kTile * 4 + kHalves;
+  static constexpr bool offset = true;
+  Floats d, shift;
+  ZeroPoints(const uint8_t* head, int column)
+      : d(load_floats((const float*)(head + column * 4))), shift(load_halves(head + kTile * 4 + column * 2)) {}
+  Floats scale(int, int) const { return d; }
+  Floats minimum(int, int) const { return mul(d, shift); }
+  static void pack(uint8_t* head, int column, const uint8_t* scale, const uint8_t* shift) {
+    std::memcpy(head + column * 4, scale, 4);
+    pack_half(head + kTile * 4, column, shift);
   }
 };
 
@@ -246,6 +281,16 @@ struct Q6_K : Layout<Planes<4, 2>, SignedScales, 32> {};
 struct IQ4_NL : Layout<Lookup<NonLinear>, Halves<false>, 128> {};
 struct IQ4_XS : Layout<Lookup<NonLinear>, CentredScales<1>, 128> {};
 struct MXFP4 : Layout<Lookup<E2M1>, Exponents, 16> {};
+struct Q4_Z32 : Layout<Planes<4>, ZeroPoints<1>, 8> {};
+struct Q4_Z128 : Layout<Planes<4>, ZeroPoints<4>, 8> {};
+struct Q8_Z32 : Layout<Planes<8>, ZeroPoints<1>, 128> {};
+struct Q8_Z128 : Layout<Planes<8>, ZeroPoints<4>, 128> {};
+struct F8_E4M3 : Layout<EightBitFloats<3, 120>, Singles, 0> {};
+struct F8_E5M2 : Layout<EightBitFloats<2, 112>, Singles, 0> {};
+
+// Whether a block's numbers are integers; else no product of integers is formed with them.
+template <class F>
+constexpr bool kIntegers = !requires { F::Numbers::number(Ints()); };
 
 // f(a format's layout); `format` is not a dense one.
 template <class Fn>
@@ -264,6 +309,12 @@ inline auto with_layout(Format format, Fn&& f) {
     case Format::IQ4_NL: return f(IQ4_NL{});
     case Format::IQ4_XS: return f(IQ4_XS{});
     case Format::MXFP4: return f(MXFP4{});
+    case Format::Q4_Z32: return f(Q4_Z32{});
+    case Format::Q4_Z128: return f(Q4_Z128{});
+    case Format::Q8_Z32: return f(Q8_Z32{});
+    case Format::Q8_Z128: return f(Q8_Z128{});
+    case Format::F8_E4M3: return f(F8_E4M3{});
+    case Format::F8_E5M2: return f(F8_E5M2{});
     case Format::F32:
     case Format::F16:
     case Format::BF16: break;
@@ -280,7 +331,8 @@ struct TileView {
   typename F::Scales scales(int b, int column) const { return {heads + size_t(b / F::Scales::blocks) * F::Scales::bytes, column}; }
 };
 
-// What the stored weights of block b are, as the file defines them: scale * number, then + offset. To [32][kColumns].
+// What the stored weights of block b are, as the file defines them: scale * number, then + offset; with a zero point,
+// scale * (number + shift), the sum exact. To [32][kColumns].
 template <class F>
 inline void dequantise(const TileView<F>& w, int b, int column, Floats* out) {
   const auto scales = w.scales(b, column);
@@ -288,9 +340,15 @@ inline void dequantise(const TileView<F>& w, int b, int column, Floats* out) {
   const int at = b % F::Scales::blocks;
   unrolled<0, kBlock>([&](auto i) {
     constexpr int part = i * F::Scales::parts / kBlock;
-    const Ints number = minus(byte_at<i % 4>(F::Numbers::template group<i / 4>(block)), spread(F::bias));
-    out[i] = mul(scales.scale(at, part), to_floats(number));
-    if constexpr (F::Scales::offset) out[i] = add(out[i], scales.minimum(at, part));
+    const Ints byte = byte_at<i % 4>(F::Numbers::template group<i / 4>(block));
+    if constexpr (!kIntegers<F>) {
+      out[i] = mul(scales.scale(at, part), F::Numbers::number(byte));
+    } else {
+      Floats number = to_floats(minus(byte, spread(F::bias)));
+      if constexpr (requires { scales.shift; }) number = add(number, scales.shift);
+      out[i] = mul(scales.scale(at, part), number);
+      if constexpr (F::Scales::offset && !requires { scales.shift; }) out[i] = add(out[i], scales.minimum(at, part));
+    }
   });
 }
 

@@ -82,6 +82,10 @@ int stored_block(Format format) {
   return with_layout(format, [](auto layout) { return kBlock * decltype(layout)::Scales::blocks; });
 }
 
+bool has_integers(Format format) {
+  return !dense_bytes(format) && with_layout(format, [](auto layout) { return kIntegers<decltype(layout)>; });
+}
+
 size_t stored_row_bytes(Format format, int k) {
   if (const size_t bytes = dense_bytes(format)) return size_t(k) * bytes;
   return size_t(k / stored_block(format)) * with_layout(format, [](auto layout) { return size_t(Stored<decltype(layout)>::bytes); });
