@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
 from pagoda.errors import ModelFileError, UnsupportedModel
@@ -80,12 +80,11 @@ def read_scheme(config: object, path: str) -> Scheme | None:
     if not isinstance(config, dict):
         raise ModelFileError(f"{path}: quantization_config must be an object, found {config!r:.60}")
     method = config.get("quant_method")
-    if method not in _METHODS:
+    if not isinstance(method, str) or method not in _METHODS:
         raise UnsupportedModel(
             f"{path}: weights quantised by quant_method {method!r:.40} cannot be read; these can: {SUPPORTED}"
         )
-    scheme = _METHODS[method](_Reader(config, path))
-    return replace(scheme, ignored=tuple(scheme.ignored))
+    return _METHODS[method](_Reader(config, path))
 
 
 class _Reader:
@@ -227,7 +226,7 @@ def _group(group: _Reader, form: str) -> Weights | None:
         group.refuse(f"{kind} weights stored as {form} cannot be read")
     bits = weights.number("num_bits", (4, 8) if layout == "packed" else (8,), 8)
     strategy = weights.choice(
-        "strategy", ("tensor", "channel", "group", "block"), "group" if "group_size" in weights.values else "tensor"
+        "strategy", ("tensor", "channel", "group", "block"), "group" if weights.values.get("group_size") else "tensor"
     )
     if strategy == "block" and layout != "fp8":
         group.refuse(f"{kind} weights with scales for blocks cannot be read")
