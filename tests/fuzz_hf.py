@@ -1,11 +1,11 @@
 """Mutation fuzzer for Hugging Face directories: damaged ones may raise `PagodaError` and nothing else.
 
-    PYTHONPATH=src:tests:tests/catalog python tests/fuzz_hf.py --seconds 20 --seed 1
+    PYTHONPATH=src:tests python tests/fuzz_hf.py --seconds 20 --seed 1
 
 Starts from sound directories (one safetensors file, and shards; byte-level tokens, and SentencePiece's; dense, and
-quantised in every layout), damages one of their files, by bytes or by values of its JSON, and opens it: headers, hyperparameters against tensors, tokenizer, one
-encoding. A case fails if any other exception or a warning comes out, or if it takes over `CASE_S` seconds. The last
-line has counts.
+quantised in every layout), damages one of their files, by bytes or by values of its JSON, and opens it: headers,
+hyperparameters against tensors, every number, tokenizer, one encoding. A case fails if any other exception or a
+warning comes out, or if it takes over `CASE_S` seconds. The last line has counts.
 """
 
 from __future__ import annotations
@@ -24,15 +24,14 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from hf_files import byte_fallback, write_model
-from quantised_files import KINDS
-
 from families.tiny_families import CONFIGS, weights
 from fuzz_gguf import CASE_S, Hang, alarm, damage
+from hf_files import byte_fallback, write_model
 from pagoda.catalog import open_model
 from pagoda.errors import PagodaError
 from pagoda.models import read_config
 from pagoda.text.tokenizer import Tokenizer
+from quantised_files import KINDS
 
 ODD: tuple[Any, ...] = (
     None, True, 0, -1, 1, 7, 2**31, 2**63, 2**64, 1e308, -0.5, float("nan"), "", "x", "<0x41>", "linear", "yarn",

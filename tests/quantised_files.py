@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from hf_files import tensor_bytes, write_model
 
 from families.tiny_families import CONFIGS, Floats, weights
+from hf_files import tensor_bytes, write_model
 
 Array = npt.NDArray[Any]
 CONFIG = CONFIGS["llama2"] | {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2}
