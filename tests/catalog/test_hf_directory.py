@@ -142,7 +142,7 @@ def test_what_a_directory_must_have(tmp_path: Path) -> None:
         (r"models of type \['llama'\] are not known", {"model_type": ["llama"]}),
         ("models of type 'mamba' are not known", {"model_type": "mamba"}),
         ("models of type 'gpt_oss' are not known", {"model_type": "gpt_oss"}),
-        ("quantised as 'awq'", {"quantization_config": {"quant_method": "awq"}}),
+        ("quant_method 'bitsandbytes' cannot be read", {"quantization_config": {"quant_method": "bitsandbytes"}}),
         ("num_hidden_layers must be a count", {"num_hidden_layers": -1}),
         ("scaled as 'dynamic' are not known", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}),
         ("rope_scaling must be an object", {"rope_scaling": 3.5}),
