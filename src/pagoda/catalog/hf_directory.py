@@ -19,6 +19,7 @@ from pagoda import quant
 from pagoda.backends.ops import Bytes, StoredTensor
 from pagoda.catalog.gguf import TensorInfo
 from pagoda.catalog.hf_blocks import blocks
+from pagoda.catalog.hf_generation import translate_sampling
 from pagoda.catalog.hf_quantized import UNREAD, Plan, plan
 from pagoda.catalog.hf_scheme import read_scheme
 from pagoda.catalog.hf_tokenizer import translate_tokenizer
@@ -236,10 +237,11 @@ class HuggingDirectory:
         embedding = self._stored.get("token_embd.weight")
         if embedding is None:
             raise ModelFileError(f"{self.path}: tensor 'model.embed_tokens.weight' is missing")
-        return translate_tokenizer(
+        generation = self._json("generation_config.json", needed=False)
+        return translate_sampling(generation) | translate_tokenizer(
             self._json("tokenizer.json"),
             self._json("tokenizer_config.json", needed=False),
-            {**config, **self._json("generation_config.json", needed=False)},
+            {**config, **generation},
             self._text("chat_template.jinja"),
             embedding.shape[0],
             self.name,
