@@ -92,15 +92,6 @@ struct E2M1 {  // twice 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives, with 16 
   static constexpr int largest = 28;
 };
 
-// Bytes that are floats themselves: their bits, moved to where an f32 has them, say the number times 2^-Up.
-template <int Mantissa, int Up>
-struct EightBitFloats : Planes<8> {
-  static Floats number(Ints byte) {
-    const Ints bits = plus(left(low_bits(byte, 128), 24), left(low_bits(byte, 127), 23 - Mantissa));
-    return mul(as_floats(bits), spread(bits_float(uint32_t(127 + Up) << 23)));
-  }
-};
-
 // --- scales -----------------------------------------------------------------------------------------------------------------
 
 // Scales lie in heads after all blocks' integers. A head serves `blocks` blocks, each of which has `parts` scales (of 32 or 16
@@ -125,16 +116,6 @@ struct Halves {
     pack_half(head, column, scale);
     if constexpr (Offset) pack_half(head + kHalves, column, minimum);
   }
-};
-
-// f32 scale.
-struct Singles {
-  static constexpr int blocks = 1, parts = 1, bytes = kTile * 4;
-  static constexpr bool offset = false;
-  Floats d;
-  Singles(const uint8_t* head, int column) : d(load_floats((const float*)(head + column * 4))) {}
-  Floats scale(int, int) const { return d; }
-  static void pack(uint8_t* head, int column, const uint8_t* scale) { std::memcpy(head + column * 4, scale, 4); }
 };
 
 // f32 scale; in f16, a whole number that is added to each of the block's numbers: what the bias and the zero point differ by.
@@ -285,14 +266,8 @@ struct Q4_Z32 : Layout<Planes<4>, ZeroPoints<1>, 8> {};
 struct Q4_Z128 : Layout<Planes<4>, ZeroPoints<4>, 8> {};
 struct Q8_Z32 : Layout<Planes<8>, ZeroPoints<1>, 128> {};
 struct Q8_Z128 : Layout<Planes<8>, ZeroPoints<4>, 128> {};
-struct F8_E4M3 : Layout<EightBitFloats<3, 120>, Singles, 0> {};
-struct F8_E5M2 : Layout<EightBitFloats<2, 112>, Singles, 0> {};
 
-// Whether a block's numbers are integers; else no product of integers is formed with them.
-template <class F>
-constexpr bool kIntegers = !requires { F::Numbers::number(Ints()); };
-
-// f(a format's layout); `format` is not a dense one.
+// f(a format's layout); `format` is one of integers.
 template <class Fn>
 inline auto with_layout(Format format, Fn&& f) {
   switch (format) {
@@ -313,11 +288,11 @@ inline auto with_layout(Format format, Fn&& f) {
     case Format::Q4_Z128: return f(Q4_Z128{});
     case Format::Q8_Z32: return f(Q8_Z32{});
     case Format::Q8_Z128: return f(Q8_Z128{});
-    case Format::F8_E4M3: return f(F8_E4M3{});
-    case Format::F8_E5M2: return f(F8_E5M2{});
     case Format::F32:
     case Format::F16:
-    case Format::BF16: break;
+    case Format::BF16:
+    case Format::F8_E4M3:
+    case Format::F8_E5M2: break;
   }
   std::abort();
 }
@@ -340,15 +315,10 @@ inline void dequantise(const TileView<F>& w, int b, int column, Floats* out) {
   const int at = b % F::Scales::blocks;
   unrolled<0, kBlock>([&](auto i) {
     constexpr int part = i * F::Scales::parts / kBlock;
-    const Ints byte = byte_at<i % 4>(F::Numbers::template group<i / 4>(block));
-    if constexpr (!kIntegers<F>) {
-      out[i] = mul(scales.scale(at, part), F::Numbers::number(byte));
-    } else {
-      Floats number = to_floats(minus(byte, spread(F::bias)));
-      if constexpr (requires { scales.shift; }) number = add(number, scales.shift);
-      out[i] = mul(scales.scale(at, part), number);
-      if constexpr (F::Scales::offset && !requires { scales.shift; }) out[i] = add(out[i], scales.minimum(at, part));
-    }
+    Floats number = to_floats(minus(byte_at<i % 4>(F::Numbers::template group<i / 4>(block)), spread(F::bias)));
+    if constexpr (requires { scales.shift; }) number = add(number, scales.shift);
+    out[i] = mul(scales.scale(at, part), number);
+    if constexpr (F::Scales::offset && !requires { scales.shift; }) out[i] = add(out[i], scales.minimum(at, part));
   });
 }
 

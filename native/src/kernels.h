@@ -22,7 +22,8 @@ enum class Format : int {
 enum class Act : int { Silu, GeluTanh, SwigluClamped };
 
 // A matrix [n, k] in tiles of 16 rows of the matrix (output features). A tile is, for quantised formats, all blocks' integers,
-// then their scales (formats.h); for the others, k groups of 16 numbers.
+// then their scales (formats.h); for the others, k groups of 16 numbers. 8-bit floats have a scale for each block: 16 f32 a block,
+// after all numbers.
 struct Packed {
   Format format;
   int n, k;

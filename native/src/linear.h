@@ -293,10 +293,7 @@ inline void int_tiles(const Packed& w, int t, int tiles, const Quantized& x, int
 inline void linear_int(const Packed& w, int t, int tiles, const Quantized& x, int row0, int rows, float* out, size_t ldo) {
   with_layout(w.format, [&](auto layout) {
     using F = decltype(layout);
-    if constexpr (!kIntegers<F>)
-      std::abort();
-    else
-      x.bytes == 1 ? int_tiles<F, int8_t>(w, t, tiles, x, row0, rows, out, ldo) : int_tiles<F, int16_t>(w, t, tiles, x, row0, rows, out, ldo);
+    x.bytes == 1 ? int_tiles<F, int8_t>(w, t, tiles, x, row0, rows, out, ldo) : int_tiles<F, int16_t>(w, t, tiles, x, row0, rows, out, ldo);
   });
 }
 

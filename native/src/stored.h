@@ -190,17 +190,8 @@ struct Stored<Q8_Z32> : StoredBytes<Q8_Z32> {};
 template <>
 struct Stored<Q8_Z128> : StoredBytes<Q8_Z128> {};
 
-// f32 scale, 32 bytes that are floats.
-template <class F>
-struct StoredFloats {
-  static constexpr int bytes = 4 + kBlock;
-  static void integers(const uint8_t* in, int, uint8_t* out) { std::memcpy(out, in + 4, kBlock); }
-  static void scales(const uint8_t* in, uint8_t* head, int column) { F::Scales::pack(head, column, in); }
-};
-template <>
-struct Stored<F8_E4M3> : StoredFloats<F8_E4M3> {};
-template <>
-struct Stored<F8_E5M2> : StoredFloats<F8_E5M2> {};
+// 8-bit floats: f32 scale, 32 numbers.
+constexpr int kStoredFloats = 4 + kBlock;
 
 template <>
 struct Stored<MXFP4> {

@@ -141,6 +141,8 @@ def random_blocks(rng: np.random.Generator, fmt: Format, blocks: int, size: floa
     """Blocks [blocks, block_bytes] of a quantised format, of numbers about `size`: all bytes are random but the scales,
     which are mostly ordinary, now and then 0 or subnormal."""
     raw = rng.integers(0, 256, (blocks, fmt.block_bytes), np.uint8)
+    if fmt.name == "f8_e5m2":  # no NaN, no infinity
+        raw[(raw & 0x7C) == 0x7C] &= 0xF3
     if fmt.scale is None:  # MXFP4: e is 2^(e - 128) of a number of about 4
         raw[:, 0] = 126 + round(np.log2(size)) + rng.integers(-2, 2, blocks)
         raw[rng.random(blocks) < 0.02, 0] = 0

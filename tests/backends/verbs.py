@@ -136,8 +136,8 @@ def linear_cases() -> Iterator[Case]:
 
 
 def ordered_cases() -> Iterator[Case]:
-    """`linear` by matrices whose columns are in an order of their own: one, several that share it, and several that do not,
-    some of which read integers."""
+    """`linear` by matrices whose columns are in an order of their own: one, several that share it, and several that do
+    not, some of which read integers."""
     for rows, k, weights, orders in (
         (1, 64, [("q4_0", 33)], (1,)),
         (5, 128, [("q4_z128", 17), ("q4_z32", 48)], (1, 1)),

@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from quantised_files import CONFIG, KINDS, Checkpoint, Raw, raw
 
 from families.test_families import log_softmax, logits_of_source
 from families.tiny_families import Floats, ids
 from pagoda import LLM, SamplingParams
 from pagoda.backends.cpu import CpuBackend
-from pagoda.catalog import HuggingDirectory
+from pagoda.catalog import HuggingDirectory, open_model
 from pagoda.catalog.hf_quantized import plan
 from pagoda.catalog.hf_scheme import read_scheme
 from pagoda.catalog.hugging import translate
@@ -23,6 +22,7 @@ from pagoda.errors import ModelFileError, UnsupportedModel
 from pagoda.llm import engine_config
 from pagoda.models import read_config
 from pagoda.runner.sizing import size
+from quantised_files import CONFIG, KINDS, Checkpoint, Raw, raw
 
 NAMES = translate(CONFIG, "config.json").names
 
@@ -291,7 +291,8 @@ LIES: list[tuple[str, dict[str, Raw | None], dict[str, Any], str]] = [
     ("gptq-asym", {"g_idx": ints(128, value=-1)}, {}, "g_idx names groups -1 to -1; there are 0 to 0"),
     ("gptq-v2", {"g_idx": raw(np.arange(128) // 65, "I32")}, {}, "g_idx has groups of 63 to 65 inputs"),
     ("gptq-asym", {"g_idx": ints(64)}, {}, r"g_idx must have shape \(128,\), found \(64,\)"),
-    ("gptq-asym", {"scales": raw(np.full((1, 128), np.inf), "F16")}, {}, "scales holds NaN or infinite scales"),
+    ("gptq-asym", {"scales": raw(np.full((1, 128), np.inf), "F16")}, {}, "scales holds scales that are NaN, inf"),
+    ("fp8-block", {"weight_scale_inv": raw(np.full((1, 1), 1e31), "F32")}, {}, "scales that are NaN"),
     ("fp8-block", {"weight": raw(np.full((128, 128), 0x7F), "F8_E4M3")}, {}, "weight holds NaN or infinite numbers"),
     ("fp8-e5m2", {"weight": raw(np.full((128, 128), 0xFC), "F8_E5M2")}, {}, "weight holds NaN or infinite numbers"),
 ]  # fmt: skip
@@ -311,3 +312,27 @@ def test_quantised_without_a_word_in_config_json(tmp_path: Path) -> None:
     del made.config["quantization_config"]
     with pytest.raises(UnsupportedModel, match="is in F8_E4M3; F32, F16, BF16 can be read"):
         HuggingDirectory(made.write(tmp_path / "silent"))
+
+
+def test_biases_of_zeros_that_a_writer_added(tmp_path: Path) -> None:
+    """Of a family without biases; one that is not zero is refused."""
+    made = KINDS["gptq-sym"].checkpoint()
+    for name in [name.removesuffix(".qweight") for name in made.tensors if name.endswith(".qweight")]:
+        made.tensors[f"{name}.bias"] = raw(np.zeros(made.dense[f"{name}.weight"].shape[0]), "F16")
+    with HuggingDirectory(made.write(tmp_path / "zeros")) as source:
+        read_config(source)
+        assert not any(name.endswith("bias") for name in source.tensors)
+    made.tensors[f"{Q}.bias"] = raw(np.full(128, 6e-8), "F16")
+    with (
+        HuggingDirectory(made.write(tmp_path / "numbers")) as source,
+        pytest.raises(UnsupportedModel, match=r"no use for 'blk\.0\.attn_q\.bias'"),
+    ):
+        read_config(source)
+
+
+def test_quantize_is_for_dense_matrices(tmp_path: Path) -> None:
+    path = KINDS["fp8-block"].checkpoint().write(tmp_path / "model")
+    with open_model(path, quantize="q8_0") as source:
+        assert source.tensors["blk.0.attn_q.weight"].format.name == "f8_e4m3"
+        assert source.tensors["token_embd.weight"].format.name == "q8_0"
+        assert {t.format.name for batch in source.batches(source.tensors) for t in batch} == {"f8_e4m3", "q8_0", "f32"}

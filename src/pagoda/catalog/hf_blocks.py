@@ -14,8 +14,10 @@ from pagoda import quant
 from pagoda.backends.ops import Bytes, Floats, Ints
 from pagoda.catalog.hf_quantized import BLOCK, Plan
 
-_AWQ = (0, 4, 1, 5, 2, 6, 3, 7)
-"""The nibble of a word that each of eight columns is in."""
+LARGEST = 2.0**100
+"""No scale is that large: products with any number stay finite."""
+_AWQ = (0, 2, 4, 6, 1, 3, 5, 7)
+"""The row, of eight, that each nibble of a word is of."""
 
 
 def blocks(plan: Plan, read: Callable[[str], Bytes]) -> Bytes:
@@ -30,14 +32,19 @@ def blocks(plan: Plan, read: Callable[[str], Bytes]) -> Bytes:
     return _float_blocks(plan, read) if plan.weights.layout == "fp8" else _integer_blocks(plan, read)
 
 
-def fields(words: Bytes, bits: int) -> list[Bytes]:
-    """The numbers of 32-bit words [.., 4 bytes], the lowest first, each [..]."""
-    mask = np.uint8((1 << bits) - 1)
-    return [words[..., at // 8] >> np.uint8(at % 8) & mask for at in range(0, 32, bits)]
+def unpacked(words: Ints, bits: int) -> Bytes:
+    """Words [rows, columns] of 4- or 8-bit numbers, the lowest first -> [rows, columns * 32 / bits]."""
+    raw = np.ascontiguousarray(words).view(np.uint8)
+    if bits == 8:
+        return raw
+    numbers = np.empty((len(raw), 2 * raw.shape[1]), np.uint8)
+    numbers[:, 0::2] = raw & np.uint8(15)
+    numbers[:, 1::2] = raw >> np.uint8(4)
+    return numbers
 
 
-def _words(plan: Plan, name: str, raw: Bytes) -> Bytes:
-    return raw.reshape(*plan.parts[name].shape, 4)
+def _words(plan: Plan, name: str, read: Callable[[str], Bytes]) -> Ints:
+    return read(name).view("<i4").reshape(plan.parts[name].shape)
 
 
 def _scales(plan: Plan, name: str, raw: Bytes) -> Floats:
@@ -50,8 +57,8 @@ def _scales(plan: Plan, name: str, raw: Bytes) -> Floats:
     else:
         with np.errstate(invalid="ignore"):
             scales = raw.view({"F16": "<f2", "F32": "<f4"}[entry.dtype]).astype(np.float32)
-    if not np.isfinite(scales).all():
-        plan.fail(f"{name} holds NaN or infinite scales")
+    if not (np.abs(scales) < LARGEST).all():
+        plan.fail(f"{name} holds scales that are NaN, infinite or absurd: {LARGEST:g} and more")
     return scales.reshape(entry.shape)
 
 
@@ -80,25 +87,26 @@ Numbers = tuple[Bytes, Floats, Ints]
 
 
 def _awq(plan: Plan, read: Callable[[str], Bytes]) -> Numbers:
-    """Words [k, n / 8], columns of each in AWQ's order."""
+    """Words [k, n / 8] along the outputs, in AWQ's order."""
 
-    def unpacked(name: str) -> Bytes:
-        nibbles = fields(_words(plan, name, read(name)), 4)
-        return np.stack([nibbles[i] for i in _AWQ], axis=-1).reshape(-1, plan.shape[0]).T
+    def rows(name: str) -> Bytes:
+        """[n, inputs or groups]."""
+        words = np.ascontiguousarray(_words(plan, name, read).T)
+        raw = words.view(np.uint8).reshape(*words.shape, 4)
+        numbers = np.empty((len(words), 8, words.shape[1]), np.uint8)
+        for nibble, row in enumerate(_AWQ):
+            numbers[:, row] = raw[..., nibble // 2] >> np.uint8(4 * (nibble % 2)) & np.uint8(15)
+        return numbers.reshape(-1, words.shape[1])
 
-    zeros = unpacked("qzeros").astype(np.int32)
-    return np.ascontiguousarray(unpacked("qweight")), _scales(plan, "scales", read("scales")).T, zeros
+    return rows("qweight"), _scales(plan, "scales", read("scales")).T, rows("qzeros").astype(np.int32)
 
 
 def _gptq(plan: Plan, read: Callable[[str], Bytes]) -> Numbers:
     """Words [k * bits / 32, n] along the inputs; zero points [groups, n * bits / 32] along the outputs."""
-    (n, k), bits = plan.shape, plan.weights.bits
-    words = _words(plan, "qweight", read("qweight"))
-    integers = np.empty((n, k), np.uint8)
-    for j, numbers in enumerate(fields(words, bits)):
-        integers[:, j :: 32 // bits] = numbers.T
-    zeros = np.stack(fields(_words(plan, "qzeros", read("qzeros")), bits), axis=-1).reshape(-1, n).T
-    return integers, _scales(plan, "scales", read("scales")).T, zeros.astype(np.int32) + plan.weights.less
+    bits = plan.weights.bits
+    integers = unpacked(_words(plan, "qweight", read).T, bits)
+    zeros = unpacked(_words(plan, "qzeros", read), bits).T.astype(np.int32) + plan.weights.less
+    return integers, _scales(plan, "scales", read("scales")).T, zeros
 
 
 def _by_row(plan: Plan, read: Callable[[str], Bytes]) -> Floats:
@@ -115,16 +123,16 @@ def _packed(plan: Plan, read: Callable[[str], Bytes]) -> Numbers:
         said = read("weight_shape").view("<i8" if plan.parts["weight_shape"].dtype == "I64" else "<i4")
         if said.tolist() != [n, k]:
             plan.fail(f"weight_shape says {said.tolist()}, and weight_packed holds {[n, k]}")
-    integers = np.stack(fields(_words(plan, "weight_packed", read("weight_packed")), bits), axis=-1).reshape(n, k)
+    integers = unpacked(_words(plan, "weight_packed", read), bits)
     scales = _by_row(plan, read)
     middle = 1 << (bits - 1)
     if "weight_zero_point" not in plan.parts:
         return integers, scales, np.full(scales.shape, middle, np.int32)
-    raw = read("weight_zero_point")
     if plan.parts["weight_zero_point"].dtype == "I8":
-        return integers, scales, raw.view(np.int8).reshape(n, -1).astype(np.int32) + middle
-    unpacked = np.stack(fields(_words(plan, "weight_zero_point", raw), bits), axis=1)
-    return integers, scales, unpacked.reshape(-1, scales.shape[1])[:n].astype(np.int32)
+        signed = read("weight_zero_point").view(np.int8)
+        return integers, scales, signed.reshape(n, -1).astype(np.int32) + middle
+    zeros = unpacked(_words(plan, "weight_zero_point", read).T, bits).T[:n]
+    return integers, scales, zeros.astype(np.int32)
 
 
 def _int8(plan: Plan, read: Callable[[str], Bytes]) -> Numbers:

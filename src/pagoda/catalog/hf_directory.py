@@ -170,6 +170,8 @@ class HuggingDirectory:
                 continue
             if entry.name in used or (self._scheme and entry.name.rpartition(".")[2] in UNREAD):
                 continue
+            if self._adds_nothing(entry, found):
+                continue
             name = found.names.get(entry.name, entry.name)
             if name in infos:
                 raise ModelFileError(f"{self._shards.paths[shard]}: tensor {entry.name!r} is in another shard too")
@@ -185,6 +187,14 @@ class HuggingDirectory:
         if config.get("tie_word_embeddings") is False and "output.weight" not in {*infos, *self._plans}:
             raise ModelFileError(f"{self.path}: tensor 'lm_head.weight' is missing, and config.json ties none to it")
         return infos
+
+    def _adds_nothing(self, entry: Entry, found: Translation) -> bool:
+        """Whether it is a bias of zeros, which GPTQ's writers gave matrices that have none."""
+        module, _, end = entry.name.rpartition(".")
+        if end != "bias" or found.names.get(f"{module}.weight") not in self._plans or entry.dtype not in FORMATS:
+            return False
+        wanted = found.architecture == "qwen2" and module.endswith(("q_proj", "k_proj", "v_proj"))
+        return not wanted and entry.size > 0 and not self._bytes(entry.name).any()
 
     def _less_one(self, info: TensorInfo) -> bool:
         return bool(self._plus_one) and len(info.shape) == 1 and info.name.endswith(self._plus_one)

@@ -61,7 +61,7 @@ _BY_ID: dict[int, StoredFormat] = {
 Q4_Z: Mapping[int, Q4Z] = {block: Q4Z(block) for block in (32, 128)}
 Q8_Z: Mapping[int, Q8Z] = {block: Q8Z(block) for block in (32, 128)}
 """By the numbers of a block."""
-F8S: Mapping[str, F8] = {"F8_E4M3": F8("f8_e4m3", 3), "F8_E5M2": F8("f8_e5m2", 2)}
+F8S: Mapping[str, F8] = {"F8_E4M3": F8("f8_e4m3", 0x7E), "F8_E5M2": F8("f8_e5m2", 0x7B)}
 """By safetensors' names."""
 _OURS: tuple[StoredFormat, ...] = (*Q4_Z.values(), *Q8_Z.values(), *F8S.values())
 _BY_NAME = {stored.name: stored for stored in (*_BY_ID.values(), *_OURS)}
