@@ -279,7 +279,7 @@ KINDS: dict[str, Kind] = {
     "int8-asym": Kind("int8", bits=8, scales="F32"),
     "fp8-block": Kind("fp8", per="block", scales="F32", name_of_scale="weight_scale_inv"),
     "fp8-block-e8m0": Kind("fp8", per="block", scales="F8_E8M0", name_of_scale="weight_scale_inv"),
-    "fp8-tensor": Kind("fp8", per="tensor", scales="F32"),
+    "fp8-tensor": Kind("fp8", per="tensor", scales="F32", options={"activation_scheme": "static"}),
     "fp8-channel": Kind("fp8", scales="BF16", options={"quant_method": "fbgemm_fp8"}),
     "fp8-e5m2": Kind("fp8", per="tensor", dtype="F8_E5M2", scales="F32"),
     "float-tensor": Kind("float", bits=8, symmetric=True, per="tensor", scales="BF16"),

@@ -174,7 +174,7 @@ def _gptq(config: _Reader) -> Scheme:
     if config.values.get("dynamic"):
         config.refuse("GPTQ weights with settings of their own for some modules (`dynamic`) cannot be read")
     weights = Weights(
-        "gptq", config.number("bits", (4, 8)), config.group(), config.flag("sym", True), less=int(form == "gptq")
+        "gptq", config.number("bits", (4, 8)), config.group(), config.flag("sym", False), less=int(form == "gptq")
     )
     return Scheme("gptq", ((("Linear",), weights),), config.names("modules_to_not_convert"))
 
