@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,7 +19,21 @@ class Guess:
     tokens: tuple[int, ...] = ()
     """Token ids; or `plan.GUESS` for each that the runner's drafter is to fill in."""
     chances: tuple[float, ...] = ()
-    """Of each token, how likely it is right together with all before it."""
+    """Of each token, how likely it is right together with all before it; in a tree, with all it follows."""
+    parents: tuple[int, ...] = ()
+    """If it is a tree, of each token the one that it follows, as in `plan.tree_paths`: each token known, and no two
+    alike after the same. Empty: each follows the one before it.
+    """
+
+    def likeliest(self, count: int) -> Guess:
+        """So many of its tokens, none without those that it follows: the likeliest, which in a line are the first."""
+        if not self.parents:
+            return Guess(self.tokens[:count], self.chances[:count])
+        ranked = sorted(range(len(self.tokens)), key=lambda i: (-self.chances[i], i))
+        kept = sorted(ranked[:count])
+        parents = [p if (p := self.parents[i]) < 0 else bisect_left(kept, p) for i in kept]
+        assert all(p < 0 or p in kept for p in (self.parents[i] for i in kept)), "likelier than what it follows"
+        return Guess(tuple(self.tokens[i] for i in kept), tuple(self.chances[i] for i in kept), tuple(parents))
 
 
 NO_GUESS = Guess()
@@ -39,11 +54,11 @@ class Drafter(Protocol):
         ...
 
     def guess(self, sequence: Sequence, most: int) -> Guess:
-        """Up to `most` tokens."""
+        """Up to `most` tokens, in a line or in a tree."""
         ...
 
     def verified(self, sequence: Sequence, asked: int, right: int) -> None:
-        """Of `asked` tokens guessed, the first `right` were right."""
+        """Of `asked` tokens guessed, `right` were right: the first ones, or of a tree those of one path's beginning."""
         ...
 
     def took(self, tokens: int, seconds: float) -> None:
