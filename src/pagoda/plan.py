@@ -160,7 +160,9 @@ class Chunk:
         """Raise ValueError unless drafts, parents and paths are a tree."""
         paths, drafts = tree_paths(self.parents), self.tokens[len(self.tokens) - self.drafts :]
         if len(self.parents) != self.drafts or self.drafts >= len(self.tokens):
-            raise ValueError(f"{self.drafts} of {len(self.tokens)} tokens are drafts, {len(self.parents)} have a parent")
+            raise ValueError(
+                f"{self.drafts} of {len(self.tokens)} tokens are drafts, {len(self.parents)} have a parent"
+            )
         if len(self.paths) != len(paths) - 1:
             raise ValueError(f"a tree of {len(paths)} paths, and {len(self.paths)} tables for those after the first")
         if min(drafts) < 0:

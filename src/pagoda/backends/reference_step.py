@@ -128,6 +128,8 @@ def draw_rows(outputs: dict[str, Floats], step: Step, slots: ReferenceSlots, dra
     top: list[tuple[tuple[int, float], ...]] = []
     for draw in draws:
         given, at, end = len(tokens), first, first + 1 + draw.drafts
+        if any(follows[row] < step.sampled[at] for row in step.sampled[at + 1 : end]):
+            raise ValueError(f"drafts are in the rows right after their sequence's, got {step.sampled[at:end]}")
         while True:
             x, here = logits[at], replace(draw, position=draw.position + len(tokens) - given)
             token = sample(x, here, *slots.tokens(draw.slot)).token
