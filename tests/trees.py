@@ -22,7 +22,7 @@ def random_tree(rng: random.Random, line: Sequence[int], most: int, vocabulary: 
     depths, children = [i + 1 for i in range(right)], {}
     for i, (parent, _) in enumerate(nodes):
         children.setdefault(parent, []).append(i)
-    for _ in range(rng.randint(0, most - right)):
+    for _ in range(max(rng.randint(0, most - right), rng.randint(0, most - right))):
         parent = rng.randint(-1, len(nodes) - 1)
         depth = depths[parent] + 1 if parent >= 0 else 1
         token = rng.randrange(vocabulary)
@@ -83,8 +83,7 @@ def walk(tokens: Sequence[int], parents: Sequence[int], line: Sequence[int]) -> 
 
 
 class TreeDrafter:
-    """Proposes trees with the true tokens on a random path, now and then no further than a few, and wrong ones
-    elsewhere.
+    """Proposes trees with the true tokens on a random path, mostly a few of them, and wrong ones elsewhere.
 
     Args:
         truth: of a sequence, its next tokens after those known, so many at most.
@@ -115,7 +114,7 @@ class TreeDrafter:
         line = list(self._truth(sequence, most))
         if not line:
             return Guess()
-        right = self._rng.randint(0, min(len(line), most))
+        right = min(self._rng.randint(0, len(line)), self._rng.choice((1, 2, 3, 15)))
         tokens, parents = random_tree(self._rng, line, most, self._vocabulary, right)
         self._last[sequence.id] = len(tokens), right
         return Guess(tokens, tuple(0.5 ** _depth(parents, i) for i in range(len(tokens))), parents)
