@@ -54,13 +54,14 @@ class Batcher:
         for known, chunk in chunks:
             known.fed = min(known.fed, chunk.start)  # what comes after is written over, or was never right
         guesses = any(GUESS in c.tokens for c in plan.chunks)
-        lines = [line for c in plan.chunks for line in _lines(c)]
-        owners = [known for known, c in chunks for _ in range(1 + len(c.paths))]
+        trees = any(c.paths for c in plan.chunks)
+        lines = [line for c in plan.chunks for line in (_lines(c) if c.paths else (_positions(c),))]
+        owners = [known for known, c in chunks for _ in range(1 + len(c.paths))] if trees else [k for k, _ in chunks]
         ends = np.cumsum([len(c.tokens) for c in plan.chunks], dtype=np.int32).tolist()
         step = Step(
             ids=np.array([t for c in plan.chunks for t in (_numbered(c) if guesses else c.tokens)], np.int32),
             positions=np.array([p for line in lines for p in line], np.int32),
-            sequences=np.repeat(np.arange(len(lines), dtype=np.int32), [len(line) for line in lines]),
+            sequences=np.repeat(np.arange(len(lines), dtype=np.int32), list(map(len, lines))),
             tables=tuple(self.table(chunks, group) for group in range(self._groups)),
             sampled=np.array(
                 [
@@ -73,7 +74,7 @@ class Batcher:
             ),
             slots=np.array([known.slot for known in owners], np.int32),
             guesses=np.array([known.guesses or 0 for known in owners] if guesses else [], np.int32),
-            parents=_parents(plan.chunks, ends),
+            parents=np.array(_parents(plan.chunks, ends) if trees else [], np.int32),
             copies=tuple((c.group, c.source, c.target, c.slots) for c in plan.copies if c.group < self._groups),
             starts=starts,
         )
@@ -119,33 +120,32 @@ class Batcher:
             if kept is None or kept[0] is not pages:
                 kept = known.tables[group] = (pages, np.array(pages, np.int32))
             rows.append(kept[1])
-            rows.extend(np.array(path[group], np.int32) for path in chunk.paths)
+            if chunk.paths:
+                rows.extend(np.array(path[group], np.int32) for path in chunk.paths)
         table = np.zeros((len(rows), max(map(len, rows))), np.int32)
         for row, pages_of_one in zip(table, rows, strict=True):
             row[: len(pages_of_one)] = pages_of_one
         return table
 
 
+def _positions(chunk: Chunk) -> range:
+    return range(chunk.start, chunk.start + len(chunk.tokens))
+
+
 def _lines(chunk: Chunk) -> list[range]:
-    """Positions of its rows: one line of them, or of a tree one for each path, all of its drafts once."""
-    if not chunk.paths:
-        return [range(chunk.start, chunk.start + len(chunk.tokens))]
+    """Positions of a tree's rows, in a line for each path: all drafts once."""
     last = chunk.end - 1
     paths = [range(last + path.depth, last + path.end_depth + 1) for path in tree_paths(chunk.parents)]
     return [range(chunk.start, paths[0].stop), *paths[1:]]
 
 
-def _parents(chunks: tuple[Chunk, ...], ends: list[int]) -> Ints:
-    """Of each line of rows, the row that its first one follows, if that is in another line: -1 if not. Nothing if none
-    is a tree's.
-    """
-    if not any(c.paths for c in chunks):
-        return np.empty(0, np.int32)
+def _parents(chunks: tuple[Chunk, ...], ends: list[int]) -> list[int]:
+    """Of each line of rows, the row that its first one follows, if that is in another line; -1 if not."""
     rows = []
     for chunk, end in zip(chunks, ends, strict=True):
         rows.append(-1)
         rows.extend(end - chunk.drafts + path.parent for path in tree_paths(chunk.parents)[1:])
-    return np.array(rows, np.int32)
+    return rows
 
 
 def _numbered(chunk: Chunk) -> tuple[int, ...]:
