@@ -117,7 +117,8 @@ class TreeDrafter:
         right = min(self._rng.randint(0, len(line)), self._rng.choice((1, 2, 3, 15)))
         tokens, parents = random_tree(self._rng, line, most, self._vocabulary, right)
         self._last[sequence.id] = len(tokens), right
-        return Guess(tokens, tuple(0.5 ** _depth(parents, i) for i in range(len(tokens))), parents)
+        chances = tuple(0.5 ** _depth(parents, i) for i in range(len(tokens)))
+        return Guess(tokens, chances, parents=parents)
 
     def verified(self, sequence: Underway, asked: int, right: int) -> None:
         size, true = self._last.pop(sequence.id)

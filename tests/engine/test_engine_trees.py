@@ -109,9 +109,9 @@ def test_only_what_is_verified_may_be_found() -> None:
 
 def test_a_tree_is_cut_where_it_does_not_pay() -> None:
     """The likeliest nodes, which are none without those they follow."""
-    guess = Guess((1, 2, 3, 4), (0.9, 0.2, 0.5, 0.4), (-1, 0, 0, -1))
-    assert guess.likeliest(3) == Guess((1, 3, 4), (0.9, 0.5, 0.4), (-1, 0, -1))
-    assert guess.likeliest(1) == Guess((1,), (0.9,), (-1,))
+    guess = Guess((1, 2, 3, 4), (0.9, 0.2, 0.5, 0.4), parents=(-1, 0, 0, -1))
+    assert guess.likeliest(3) == Guess((1, 3, 4), (0.9, 0.5, 0.4), parents=(-1, 0, -1))
+    assert guess.likeliest(1) == Guess((1,), (0.9,), parents=(-1,))
     assert guess.likeliest(4) == guess
     line = Guess((1, 2, 3), (0.9, 0.5, 0.2))
     assert line.likeliest(2) == Guess((1, 2), (0.9, 0.5))
@@ -122,7 +122,7 @@ def test_the_controller_weighs_a_tree_by_its_nodes() -> None:
 
     class Fixed(TreeDrafter):
         def guess(self, sequence, most):
-            return Guess((1, 2, 3, 4), (0.9, 0.2, 0.5, 0.4), (-1, 0, 0, -1))
+            return Guess((1, 2, 3, 4), (0.9, 0.2, 0.5, 0.4), parents=(-1, 0, 0, -1))
 
     drafter = Fixed(lambda *_: (), VOCABULARY)
     controller = Controller([drafter])
@@ -134,7 +134,7 @@ def test_the_controller_weighs_a_tree_by_its_nodes() -> None:
     sequence.output, sequence.computed, sequence.holds_pages = [3], 2, True
     controller.open(1, 16, alone=True)
     whose, guess = controller.draft(sequence)
-    assert (whose, guess) == ("tree", Guess((1, 3), (0.9, 0.5), (-1, 0)))
+    assert (whose, guess) == ("tree", Guess((1, 3), (0.9, 0.5), parents=(-1, 0)))
 
 
 BAD = {

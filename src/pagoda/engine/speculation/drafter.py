@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from pagoda.engine.request import Sequence
@@ -28,12 +27,13 @@ class Guess:
     def likeliest(self, count: int) -> Guess:
         """So many of its tokens, none without those that it follows: the likeliest, which in a line are the first."""
         if not self.parents:
-            return Guess(self.tokens[:count], self.chances[:count])
+            return replace(self, tokens=self.tokens[:count], chances=self.chances[:count])
         ranked = sorted(range(len(self.tokens)), key=lambda i: (-self.chances[i], i))
         kept = sorted(ranked[:count])
-        parents = [p if (p := self.parents[i]) < 0 else bisect_left(kept, p) for i in kept]
-        assert all(p < 0 or p in kept for p in (self.parents[i] for i in kept)), "likelier than what it follows"
-        return Guess(tuple(self.tokens[i] for i in kept), tuple(self.chances[i] for i in kept), tuple(parents))
+        places = {-1: -1} | {node: place for place, node in enumerate(kept)}
+        assert all(self.parents[node] in places for node in kept), "a node is likelier than the one it follows"
+        tokens, chances = tuple(self.tokens[i] for i in kept), tuple(self.chances[i] for i in kept)
+        return replace(self, tokens=tokens, chances=chances, parents=tuple(places[self.parents[i]] for i in kept))
 
 
 NO_GUESS = Guess()
