@@ -209,6 +209,7 @@ class CpuProgram:
             step.sampled,
             step.slots,
             step.guesses,
+            step.parents,
             list(step.tables),
             step.inputs,
             [
