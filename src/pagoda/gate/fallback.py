@@ -19,7 +19,7 @@ TRIES = 2
 
 
 def fall_back(bench: Bench, failed: Verdict) -> Verdict | None:
-    """A mix of a failed format with the next finer one, in half of the layers at most; the last one tried, if none passes.
+    """A mix of a failed format with the next finer one, in half of the layers at most: the last one tried.
 
     Either the weights' format is mixed or, if they are the file's own, the KV format. None: there is no mix.
     """
