@@ -17,9 +17,11 @@ from pagoda.bench.outcomes import report
 from pagoda.bench.simulate import Machine, Simulation
 from pagoda.bench.workloads import Ask, Shape, bursts, closed, merged, poisson, read_trace
 from pagoda.config import SchedulerConfig
-from pagoda.engine.cost import PRIOR, StepCost, Work
+from pagoda.engine.cost import PRIOR, StepCost, Work, work_of
+from pagoda.engine.flights import Flights
 from pagoda.errors import InvalidConfig
 from pagoda.obs.observer import NoObserver
+from pagoda.plan import Chunk, StepPlan, StepResult
 from pagoda.types import Slo
 
 SHAPE = Shape((64, 512), (32, 96))
@@ -186,6 +188,43 @@ def test_the_cost_follows_a_machine_that_slows_down():
         cost.observe(work, 0.06)
         cost.check()
     assert cost.predict(work) == pytest.approx(0.06, rel=0.1)
+
+
+def test_what_a_prompts_token_takes_is_told_once_a_prompt_was_seen():
+    cost, machine = StepCost(), Machine()
+
+    def observe(singles, rows):
+        attended = (singles + rows) * 100
+        exact = machine.step + machine.sampled * singles + machine.row * (singles + rows)
+        cost.observe(Work(singles, singles + rows, attended), exact + machine.attended * attended)
+
+    for _ in range(50):
+        observe(30, 20)
+        assert cost.token_s is None
+    for rows in (100, 200, 300) * 20:
+        observe(4, rows)
+    exact = machine.step / 256 + machine.row + machine.attended * 128
+    assert cost.token_s == pytest.approx(exact, rel=0.1)
+
+
+def test_plans_under_way_say_when_they_will_be_done():
+    cost = StepCost()
+    flights = Flights(cost)
+    plans = [StepPlan(i, (Chunk(0, i, (1,), ((0,),), True),)) for i in range(3)]
+    each = cost.predict(work_of(plans[0]))
+    flights.add(plans[0], "a", 10.0)
+    flights.add(plans[1], "b", 10.0)
+    assert flights.busy_until == pytest.approx(10 + 2 * each, rel=0.01)
+    first = flights.take()
+    assert (first.handle, first.ahead, len(flights)) == ("a", False, 1)
+    landing = flights.landed(first, StepResult(0, (), 0.5), 11.0)
+    assert (landing.error, landing.gap) == (pytest.approx(each - 1.0), None)
+    assert 11 < flights.busy_until <= 12
+    flights.add(plans[2], "c", 11.25)
+    assert (second := flights.take()).ahead
+    assert flights.landed(second, StepResult(1, (), 0.25), 12.0).gap == pytest.approx(0.75)
+    flights.idle()
+    assert flights.landed(flights.take(), StepResult(2, (), 0.25), 13.0).gap is None
 
 
 @given(st.lists(st.tuples(st.integers(0, 64), st.integers(1, 4096), st.floats(0, 1e4)), max_size=60))

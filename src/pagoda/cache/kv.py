@@ -215,6 +215,16 @@ class KVCache:
         held.slots = upto
         return extension
 
+    def next_slot(self, sequence: int, start: int) -> Tables | None:
+        """The page tables, if position `start` is the first without a slot and lies in a page that is begun, and this
+        sequence's alone: it has a slot now. None leaves all as it was: `extend` has to do it.
+        """
+        held = self._held[sequence]
+        if start != held.slots or not start % self.page_size or self._pools[0].shared(held.tables[0][-1]):
+            return None
+        held.slots = start + 1
+        return held.tables
+
     def fork(self, parent: int, child: int, at: int) -> None:
         """Open a page table for `child` that shares the parent's pages of positions 0 to `at` - 1.
 

@@ -44,6 +44,12 @@ class Work(NamedTuple):
         return 1.0, self.sampled, self.rows, self.attended * KILO
 
 
+PROMPT = Work(1, 256, 256 * 128)
+"""A prompt's chunk, as it usually is."""
+PROMPT_ROWS = 64
+"""So many rows more than are sampled show what a prompt's row takes."""
+
+
 def work_of(plan: StepPlan) -> Work:
     """The work of a plan."""
     sampled = rows = attended = 0
@@ -67,6 +73,7 @@ class StepCost:
         """Mean relative error of late, a fraction of the seconds that it took."""
         self.steps = 0
         """How many were observed."""
+        self._prompts_seen = False
 
     def predict(self, work: Work) -> float:
         """Seconds of a step."""
@@ -75,6 +82,11 @@ class StepCost:
     def row(self, context: float) -> float:
         """Seconds of one more row of a prompt that attends to so many positions."""
         return self.weights[2] + self.weights[3] * context * KILO
+
+    @property
+    def token_s(self) -> float | None:
+        """Seconds of a prompt's token, in a step of its own; None until a step was seen that was mostly a prompt."""
+        return self.predict(PROMPT) / PROMPT.rows if self._prompts_seen else None
 
     def observe(self, work: Work, seconds: float) -> float:
         """Learn from a step that was done.
@@ -87,6 +99,7 @@ class StepCost:
         wrong = (predicted - seconds) / seconds
         self.error += (abs(wrong) - self.error) * (SMOOTH if self.steps >= 1 / SMOOTH else 1 / (self.steps + 1))
         self.steps += 1
+        self._prompts_seen |= work.rows - work.sampled >= PROMPT_ROWS
         self._learn(work, seconds, predicted)
         return wrong
 
