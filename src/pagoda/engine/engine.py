@@ -102,7 +102,7 @@ class Engine:
         pace = Pace(config, self.cost)
         self._speculation = speculation or controller(config.speculate)
         self._scheduler = Scheduler(config, self._roster, cache, observer, pace, self._speculation, self._disk)
-        self.forecast = Forecast(config, self.cost, pace, self._roster)
+        self.forecast = Forecast(config, self.cost, pace, self._roster, size if config.prefix_cache else 0)
         self._groups = Groups(self._roster, Finish(tokenizer), self._end)
         self._requests = OpenRequests(config.max_queued, config.max_queued_tokens, observer)
         self._watchdog = Watchdog(self._requests, config.stall_s, self._die)
@@ -138,7 +138,7 @@ class Engine:
                 state = RequestState(request, sink, self._ids, wake, stop_ids, self.capacity.max_model_len)
                 state.outlook = outlook
                 self._requests.add(state)
-                self.forecast.coming(request.id, len(request.prompt) - found)
+                self.forecast.coming(request, outlook, found)
                 self._order(partial(self._accept, state, outlook.rank))
         except (Overloaded, EngineDied) as error:
             self._observer.refused(_CAUSES[type(error)])
@@ -354,6 +354,7 @@ class Engine:
         state = self._requests.get(request_id)
         if state is None:
             return
+        self.forecast.gone(request_id)
         for sequence in state.sequences:
             if sequence.id in self._roster.live:
                 self._end(sequence)
