@@ -36,7 +36,7 @@ from pagoda.engine.watchdog import Watchdog
 from pagoda.errors import EngineDied, Overloaded, TargetMissed
 from pagoda.obs.observer import NoObserver, Observer
 from pagoda.plan import Capacity, PageMove, StepResult
-from pagoda.types import CacheReport, DiskReport, FinishReason, GenerateRequest, PinInfo
+from pagoda.types import CacheReport, DiskReport, FinishReason, GenerateRequest, PinInfo, SamplingParams, Slo
 
 _DEFAULTS = SchedulerConfig()
 _NOBODY = NoObserver()
@@ -141,6 +141,22 @@ class Engine:
                 self.forecast.coming(request, outlook, found)
                 self._order(partial(self._accept, state, outlook.rank))
         except (Overloaded, EngineDied) as error:
+            self._observer.refused(_CAUSES[type(error)])
+            raise
+
+    def refuse_early(self, tenant: str, slo: Slo, arrival: float) -> None:
+        """Refuse what `submit` would refuse whatever the prompt: known before it is tokenised.
+
+        Raises:
+            Overloaded, TargetMissed: as `submit` has it, for a prompt of one token.
+        """
+        shortest = GenerateRequest("", (0,), SamplingParams(), arrival, tenant, slo)
+        try:
+            with self._ordered:
+                self._requests.check_room(tenant, 1)
+                outlook = self.forecast.assess(shortest, 0, self._clock())
+                self.forecast.refuse_late(shortest, outlook, len(self._requests), self._requests.tokens)
+        except Overloaded as error:
             self._observer.refused(_CAUSES[type(error)])
             raise
 
