@@ -1,7 +1,7 @@
 """What metrics, scheduling policies and the looking for drafts cost, switched on and off within one process.
 
-Physics: planning runs beside the machine room, which has the GIL's leave, so it costs nothing until it takes longer than
-a step, or takes a core from the step. What is left is what lies between two steps: handing one over, applying another.
+Physics: planning runs beside the machine room, so it costs nothing until it takes longer than a step, or takes a core
+from the step. What is left is what lies between two steps: handing one over, applying another.
 Two runs of a benchmark differ by more than that. So one engine decodes under steady load, and every `--steps` steps a
 part is switched; the first steps after each switch do not count. Neighbours make a pair, on first and off first in
 turn; a pair's ratio is that of its median steps. The median of the ratios comes with the 95 % interval of a bootstrap.
