@@ -94,9 +94,11 @@ class Forecast:
             last = rank if target is not None else rank + PATIENCE_S
             found, first = self._beginnings.ahead(request.tenant, request.prompt, found, last)
             rows = len(request.prompt) - found
-            rank = max(rank_of(request, self._alone(rows, found), target), first)
+            alone = self._alone(rows, found)
+            rank = max(rank_of(request, alone, target), first)
         waited = max(now - request.arrival, 0.0)
         raw = self._raw(request.tenant, rank, rows, found, now)
+        rank = max(rank, rank_of(request, alone, target, raw))
         predicted = waited + raw * math.exp(self._middle)
         late = max(predicted, waited + raw * math.exp(self._upper))
         return Outlook(rank, rows, predicted, late, target, waited, raw)
