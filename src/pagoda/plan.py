@@ -64,7 +64,8 @@ class Chunk:
     tokens: tuple[int, ...]
     """Token ids, at least one; `LAST` may stand alone or before drafts."""
     pages: tuple[tuple[int, ...], ...]
-    """The page table of each KV group: page numbers that cover positions 0 to start + len(tokens) - 1."""
+    """The page table of each KV group: page numbers that cover positions 0 to start + len(tokens) - 1. Before the first
+    row's window, in a group that has one, they may be -1."""
     samples: bool
     """Whether the last known token's logits are sampled: the last of `tokens` but for drafts."""
     drafts: int = 0
@@ -152,3 +153,6 @@ class Capacity:
     """Bytes of one page of every KV group; 0 if a runner's pages are only numbers."""
     layout: str = ""
     """What a page's bytes mean besides the fingerprint: pages are moved within one layout only."""
+    windows: tuple[int | None, ...] = ()
+    """Of each KV group, how many positions a row sees, its own included: pages before them may be given back. None: all.
+    The first group's rows see all; an empty tuple says that every group's do."""

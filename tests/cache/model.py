@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pagoda.cache import KVCache
+from pagoda.cache.groups import HOLE
 from pagoda.types import CacheCause
 
 Draw = Callable[[int, int], int]
 KEYS = ("", "b", "c")
+MOST = 9
+"""Most tokens written at once."""
 
 
 class Line:
@@ -25,10 +28,11 @@ class Line:
 class Model:
     """`kept` is what the tree must have: (key, all tokens up to a kept page's end, or to where a kept tail ends)."""
 
-    def __init__(self, pages, page_size, reserve=0, vocabulary=2):
+    def __init__(self, pages, page_size, reserve=0, windows=(), vocabulary=2):
         self.size, self.pages, self.vocabulary = page_size, tuple(pages), vocabulary
-        self.cache = KVCache(pages, page_size, reserve=reserve)
-        self.reserve = -(-reserve // page_size)
+        self.windows = tuple(windows) or (None,) * len(pages)
+        self.cache = KVCache(pages, page_size, reserve=reserve, windows=windows, chunk=MOST)
+        self.reserve = reserve
         self.lines: dict[int, Line] = {}
         self.kept: set[tuple[str, tuple[int, ...]]] = set()
         self.evicted: set[tuple[str, tuple[int, ...]]] = set()
@@ -48,6 +52,8 @@ class Model:
                 "born beams",
                 "dead beams",
                 "not for others",
+                "holes",
+                "windows gone",
             ],
             0,
         )
@@ -71,15 +77,20 @@ class Model:
         match = self.cache.match(key, tokens)
         self.explain(key, tokens, match)
         wanted, available = self.cache.wanted(match, len(tokens)), self.cache.available
+        assert self.cache.has([wanted], 0) == all(w <= a for w, a in zip(wanted, available, strict=True))
         name = self.names
         assert self.cache.admit(name, tokens, key, match) is match
         self.names += 1
         self.lines[name] = Line(key, tokens[: match.length], match.length)
         self.publish(self.lines[name])
         rest = self.cache.pages_for(len(tokens)) - match.length // self.size
-        assert available - wanted == self.cache.available - rest + bool(
+        assert available[0] - wanted[0] == self.cache.available[0] - rest + bool(
             match.partial and self.alone(self.cache.table(name)[0][-1])
         ), "the pages a newcomer takes are miscounted"
+        for group, window in enumerate(self.windows):
+            if window is not None:
+                taken = available[group] - self.cache.available[group]
+                assert taken <= wanted[group] <= wanted[0] + len(match.units), "a newcomer takes more than it should"
         if match.length % self.size:
             self.counts["partial"] += 1
 
@@ -94,7 +105,12 @@ class Model:
         pinned = [s for k, s in self.pins.values() if k in (None, key)]
         mine, theirs = (max([common(s, tokens, most) for s in ss], default=0) for ss in (own, pinned))
         length = max(mine, theirs)
-        assert match.length == length, f"{match} for {tokens}"
+        least, most_of_all = self.lengths(key, tokens, most)
+        assert least <= match.length <= most_of_all <= length, f"{match} for {tokens}"
+        if match.length < length:
+            assert match.cause in (CacheCause.EVICTED, CacheCause.WHOLE)
+            self.counts["windows gone"] += 1
+            return
         self.counts[match.cause] += 1
         self.counts["other's pin"] += theirs > mine
         self.counts["not for others"] += length < max(
@@ -118,7 +134,17 @@ class Model:
     def write(self, draw: Draw) -> None:
         name = self.pick(draw)
         size = len(self.lines[name].tokens)
-        self.write_at(name, size if draw(0, 2) else draw(0, size), self.tokens(draw, 9))
+        self.write_at(name, size if draw(0, 2) else draw(self.least(name), size), self.tokens(draw, MOST))
+
+    def least(self, name):
+        """The first position whose window is still there."""
+        holes = [table.count(HOLE) for table in self.cache.table(name)]
+        return max(h and h * self.size + w - 1 for h, w in zip(holes, map(bool_or_one, self.windows), strict=True))
+
+    def begin(self, group, start):
+        """The first page that position `start` sees."""
+        window = self.windows[group]
+        return 0 if window is None else max(0, start - window + 1) // self.size
 
     def write_at(self, name: int, start: int, tokens: tuple[int, ...]) -> None:
         line, upto = self.lines[name], start + len(tokens)
@@ -129,10 +155,11 @@ class Model:
             table = before[group]
             hold = {page: self.holders(group, page) for page in self.in_use(group)}
             wanted = sum(1 for i in range(first, last) if i >= len(table) or hold[table[i]] > 1)
-            back = sum(1 for page in table[last:] if hold[page] == 1)
+            passed = [page for page in table[: self.begin(group, start)] if page != HOLE]
+            back = sum(1 for page in (*passed, *table[last:]) if hold[page] == 1)
             lack = max(lack, wanted - (count - len(hold) + back))
             split = sum(1 for i in range(first, last) if i >= len(table) or self.cache._pools[group].shared(table[i]))
-            short |= split > self.cache._pools[group].free
+            short |= self.windows[group] is None and split > self.cache._pools[group].free
         extension = self.cache.extend(name, start, upto)
         assert (extension.fits, extension.lack) == (not lack, lack)
         if lack:
@@ -150,6 +177,7 @@ class Model:
             line.tokens = line.tokens[:start]
         line.tokens = line.tokens[:start] + tokens
         for group, table in enumerate(self.cache.table(name)):
+            assert table.count(HOLE) == self.begin(group, start), "a window is not where it should be"
             for position in range(start, upto):
                 page = table[position // self.size]
                 assert self.holders(group, page) == 1, "a page that another table holds is written to"
@@ -209,12 +237,22 @@ class Model:
             self.check()
         self.counts["born beams"] += len(children) - len(set(parents))
 
+    def slide(self, draw: Draw) -> None:
+        name = self.pick(draw)
+        self.cache.slide(name)
+        for group, table in enumerate(self.cache.table(name)):
+            assert table.count(HOLE) >= min(self.begin(group, self.lines[name].committed), len(table))
+
     def fork(self, draw: Draw) -> None:
         parent = self.pick(draw)
-        self.fork_at(parent, draw(0, len(self.lines[parent].tokens)))
+        least, known = self.least(parent), len(self.lines[parent].tokens)
+        assert not least or not self.cache.forks(parent, least - 1)
+        if least <= known:
+            self.fork_at(parent, draw(least, known))
 
     def fork_at(self, parent: int, at: int) -> None:
         line = self.lines[parent]
+        assert self.cache.forks(parent, at)
         used = self.cache.used
         self.cache.fork(parent, self.names, at)
         assert self.cache.used == used, "a fork takes no page"
@@ -236,21 +274,26 @@ class Model:
             return
         key, string = known[draw(0, len(known) - 1)]
         string = string[: draw(1, len(string))] + ((0,) if draw(0, 9) == 9 else ())
-        held = {p for p in range(self.pages[0]) if self.cache._pools[0].holds(p)[2]}
-        least = min(self.pages)
-        fits = len(held) + -(-len(string) // self.size) + self.reserve <= least
+        fits = all(self.pin_fits(group, len(string)) for group in range(len(self.pages)))
         assert self.cache.pin_fits(len(string)) == fits
         if not fits:
             return
-        there = any(s[: len(string)] == string for k, s in self.kept if k == key)
-        there |= any(s[: len(string)] == string for k, s in self.pins.values() if k in (None, key))
+        surely, perhaps = (length == len(string) for length in self.lengths(key, string, len(string)))
         shared = bool(draw(0, 1))
         info = self.cache.pin(self.names, key, string, shared)
-        assert (info is not None) == there
+        assert perhaps if info is not None else not surely
         if info is not None:
             assert (info.tokens, info.owner, info.shared, info.hits) == (len(string), key, shared, 0)
             self.pins[self.names] = (None if shared else key, string)
         self.names += 1
+
+    def pin_fits(self, group, tokens):
+        held = sum(bool(self.cache._pools[group].holds(page)[2]) for page in range(self.pages[group]))
+        window, reserve = self.windows[group], -(-self.reserve // self.size)
+        if window is not None:
+            reserve = min(reserve, -(-(window - 1 + MOST) // self.size) + 1)
+        whole = -(-tokens // self.size)
+        return held + whole - self.begin(group, tokens // self.size * self.size) + reserve <= self.pages[group]
 
     def unpin(self, draw: Draw) -> None:
         number = draw(0, self.names)
@@ -267,7 +310,7 @@ class Model:
 
     def in_use(self, group):
         pinned = {page for page in range(self.pages[group]) if self.cache._pools[group].holds(page)[2]}
-        return pinned | {page for name in self.lines for page in self.cache.table(name)[group]}
+        return pinned | {page for name in self.lines for page in self.cache.table(name)[group]} - {HOLE}
 
     def holders(self, group, page):
         tables = sum(page in self.cache.table(name)[group] for name in self.lines)
@@ -275,18 +318,67 @@ class Model:
 
     def strings(self):
         """What the tree keeps, spelled out."""
-        tree, found = self.cache._tree, set()
+        return {(key, string) for key, string, _ in self.spelled(self.cache._tree)}
+
+    def spelled(self, tree):
+        """Key, string and pages of each node that has pages."""
+        found = []
         for node in tree.all():
             if node.pages is not None:
                 string, up = node.tokens, node.parent
                 while up is not None:
                     string, up = up.tokens + string, up.parent
-                found.add((tree.key_of(node), string))
+                found.append((tree.key_of(node), string, node.pages))
                 for group, page in enumerate(node.pages):
+                    if page == HOLE:
+                        assert self.windows[group] is not None, "a hole in a group without a window"
+                        self.counts["holes"] += 1
+                        continue
                     for position in range(len(string) - 1 - (len(string) - 1) % self.size, len(string)):
                         tag = self.memory[group, page, position % self.size]
                         assert tag == string[: position + 1], "the tree has the wrong page"
         return found
+
+    def lengths(self, key, tokens, most):
+        """How long a match is at least, and at most: they differ where several kept pages begin with the rest of it, and
+        only some of them have what windows need.
+        """
+        own = [(s, pages) for k, s, pages in self.spelled(self.cache._tree) if k == key]
+        pinned = [(s, pages) for k, s, pages in self.spelled(self.cache._pins._tree) if k in (None, key)]
+        serving = [s for k, s in self.pins.values() if k in (None, key)]
+        raw = (
+            max((common(s, tokens, most) for s, _ in own), default=0),
+            max((common(s, tokens, most) for s in serving), default=0),
+        )
+        surely = perhaps = 0
+        for length in range(max(raw) + 1):
+            whole, over = divmod(length, self.size)
+            if over and length not in raw:
+                continue
+            if not all(self.there(g, i, tokens, (*own, *pinned)) for g in self.gs() for i in self.needed(g, length, whole)):
+                continue
+            rests = [[pages for s, pages in kept if self.covers(s, tokens, length)] for kept in (own, pinned)]
+            rests = [rest for rest, end in zip(rests, raw, strict=True) if end == length and rest]
+            needs = [group for group in self.gs() if over and self.begin(group, length) <= whole]
+            has = [[all(pages[group] != HOLE for group in needs) for pages in rest] for rest in rests]
+            if not over or any(map(any, has)):
+                perhaps = length
+            if not over or any(map(all, has)):
+                surely = length
+        return surely, perhaps
+
+    def gs(self):
+        return [group for group, window in enumerate(self.windows) if window is not None]
+
+    def needed(self, group, length, whole):
+        return range(self.begin(group, length), whole)
+
+    def there(self, group, index, tokens, kept):
+        string = tokens[: (index + 1) * self.size]
+        return any(s == string and pages[group] != HOLE for s, pages in kept)
+
+    def covers(self, string, tokens, length):
+        return string[:length] == tokens[:length] and (len(string) - 1) // self.size == length // self.size
 
     def check(self) -> None:
         self.cache.check()
@@ -296,24 +388,35 @@ class Model:
             assert self.seen.get(name) != table or self.seen[name] is table
             self.seen[name] = table
             assert self.cache.committed(name) == line.committed
-            assert self.cache.alone(name) == sum(self.holders(0, page) == 1 for page in table[0])
             for group, pages in enumerate(table):
-                for position in range(len(line.tokens)):
+                alone = sum(self.holders(group, page) == 1 for page in pages if page != HOLE)
+                assert self.cache.alone(name, group) == alone
+                assert tuple(self.cache.owed(name, len(line.tokens)))[0] == 0
+                for position in range(pages.count(HOLE) * self.size, len(line.tokens)):
                     tag = self.memory[group, pages[position // self.size], position % self.size]
                     assert tag == line.tokens[: position + 1], (name, group, position)
         used = [len(self.in_use(group)) for group in range(len(self.pages))]
         assert self.cache.used == sum(used)
-        assert self.cache.available == min(count - u for count, u in zip(self.pages, used, strict=True))
+        assert self.cache.available == tuple(count - u for count, u in zip(self.pages, used, strict=True))
         assert {(pin.id, pin.tokens) for pin in self.cache.pins()} == {(n, len(s)) for n, (_, s) in self.pins.items()}
         strings = {key: {s for k, s in self.pins.values() if k == key} for key in (None, *KEYS)}
         least, most = self.pinned(set().union(*strings.values())), sum(map(self.pinned, strings.values()))
-        assert len(self.pages) * least <= self.cache.fixed <= len(self.pages) * most
+        assert len(self.pages) * most >= self.cache.fixed
+        assert self.cache.fixed >= (len(self.pages) - len(self.gs())) * least
+        for key, string in self.pins.values():
+            found = self.cache.match(key or "", (*string, self.vocabulary)).length
+            whole = len(string) // self.size * self.size
+            assert found >= (whole if self.gs() else len(string)), "a pin is not found"
 
     def pinned(self, strings):
         """How many pages of one group hold these pins, if no page is there twice."""
         whole = {s[: end + 1] for s in strings for end in range(self.size - 1, len(s), self.size)}
         covered = {s for s in strings if any(len(t) > len(s) and t[: len(s)] == s for t in strings)}
         return len(whole | {s for s in strings - covered if len(s) % self.size})
+
+
+def bool_or_one(window):
+    return window or 1
 
 
 OPERATIONS = (
@@ -323,6 +426,7 @@ OPERATIONS = (
     "write",
     "commit",
     "commit",
+    "slide",
     "fork",
     "beams",
     "release",

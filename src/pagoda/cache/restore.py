@@ -193,7 +193,9 @@ class Restores:
         released. None, and nothing is held, if there is no room.
         """
         cache, before = self._cache, (*tokens[:start], NO_TOKEN)
-        cache.admit(sequence, before, tenant, counts=False)
+        if cache.admit(sequence, before, tenant, counts=False).length < start:  # a window before it is gone
+            cache.release(sequence)
+            return []
         if not cache.extend(sequence, start, len(tokens)).fits:
             cache.release(sequence)
             return []
