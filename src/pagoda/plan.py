@@ -135,6 +135,14 @@ class StepResult:
     """How much of that its own drafter took."""
 
 
+def most_pages(window: int | None, tokens: int, chunk: int, page_size: int) -> int:
+    """Most pages of a KV group that a sequence of so many tokens holds at once, if a step computes `chunk` of them at
+    most: all, or those of what the first row of a chunk sees and of the chunk, wherever in a page that begins.
+    """
+    pages = -(-tokens // page_size)
+    return pages if window is None else min(pages, -(-(window - 1 + chunk) // page_size) + 1)
+
+
 @dataclass(frozen=True, slots=True)
 class Capacity:
     """What the runner turned out to hold, measured at boot; the configuration never changes."""
@@ -154,5 +162,5 @@ class Capacity:
     layout: str = ""
     """What a page's bytes mean besides the fingerprint: pages are moved within one layout only."""
     windows: tuple[int | None, ...] = ()
-    """Of each KV group, how many positions a row sees, its own included: pages before them may be given back. None: all.
-    The first group's rows see all; an empty tuple says that every group's do."""
+    """Of each KV group, how many positions a row sees, its own included: pages before them may be given back. None:
+    all. The first group's rows see all; an empty tuple says that every group's do."""

@@ -340,24 +340,25 @@ class Model:
         return found
 
     def lengths(self, key, tokens, most):
-        """How long a match is at least, and at most: they differ where several kept pages begin with the rest of it, and
-        only some of them have what windows need.
+        """How long a match is at least, and at most: they differ where several kept pages begin with the rest of it,
+        and only some of them have what windows need.
         """
-        own = [(s, pages) for k, s, pages in self.spelled(self.cache._tree) if k == key]
-        pinned = [(s, pages) for k, s, pages in self.spelled(self.cache._pins._tree) if k in (None, key)]
-        serving = [s for k, s in self.pins.values() if k in (None, key)]
-        raw = (
-            max((common(s, tokens, most) for s, _ in own), default=0),
-            max((common(s, tokens, most) for s in serving), default=0),
-        )
+        pins = self.spelled(self.cache._pins._tree)
+        sources = [
+            [(s, pages) for k, s, pages in kept if k == whose]
+            for kept, whose in ((self.spelled(self.cache._tree), key), (pins, key), (pins, None))
+        ]
+        raw = [max((common(s, tokens, most) for s, _ in kept), default=0) for kept in sources]
+        everything = [each for kept in sources for each in kept]
         surely = perhaps = 0
         for length in range(max(raw) + 1):
             whole, over = divmod(length, self.size)
             if over and length not in raw:
                 continue
-            if not all(self.there(g, i, tokens, (*own, *pinned)) for g in self.gs() for i in self.needed(g, length, whole)):
+            pages = [(group, i) for group in self.gs() for i in range(self.begin(group, length), whole)]
+            if not all(self.there(group, i, tokens, everything) for group, i in pages):
                 continue
-            rests = [[pages for s, pages in kept if self.covers(s, tokens, length)] for kept in (own, pinned)]
+            rests = [[pages for s, pages in kept if self.covers(s, tokens, length)] for kept in sources]
             rests = [rest for rest, end in zip(rests, raw, strict=True) if end == length and rest]
             needs = [group for group in self.gs() if over and self.begin(group, length) <= whole]
             has = [[all(pages[group] != HOLE for group in needs) for pages in rest] for rest in rests]
@@ -369,9 +370,6 @@ class Model:
 
     def gs(self):
         return [group for group, window in enumerate(self.windows) if window is not None]
-
-    def needed(self, group, length, whole):
-        return range(self.begin(group, length), whole)
 
     def there(self, group, index, tokens, kept):
         string = tokens[: (index + 1) * self.size]
@@ -391,7 +389,7 @@ class Model:
             for group, pages in enumerate(table):
                 alone = sum(self.holders(group, page) == 1 for page in pages if page != HOLE)
                 assert self.cache.alone(name, group) == alone
-                assert tuple(self.cache.owed(name, len(line.tokens)))[0] == 0
+                assert not self.cache.owed(name, len(line.tokens))[0]
                 for position in range(pages.count(HOLE) * self.size, len(line.tokens)):
                     tag = self.memory[group, pages[position // self.size], position % self.size]
                     assert tag == line.tokens[: position + 1], (name, group, position)

@@ -13,8 +13,6 @@ from pagoda.cache.radix import Found, Key, RadixTree
 from pagoda.cache.tables import Match
 from pagoda.types import CacheCause
 
-_NOTHING = Found()
-
 
 class Finder:
     """Looks into the tree and the pins. It changes nothing, so any thread may ask, about now."""
@@ -29,10 +27,10 @@ class Finder:
         """The longest prefix kept of a sequence, of len(tokens) - 1 tokens at most."""
         most = len(tokens) - 1
         own = self._tree.match(key, tokens, most)
-        pinned = self._pins.match(key, tokens, most) if self._pins else _NOTHING
-        best, length, units = self._longest(own, pinned)
+        all_of_them = (own, *self._pins.match(key, tokens, most))
+        best, length, units = self._longest(all_of_them)
         nodes = own.nodes[: length // self._groups.page_size]
-        if length < max(own.length, pinned.length):  # the windows before a later end are gone
+        if any(found.length > length for found in all_of_them):  # the windows before a later end are gone
             cause = CacheCause.WHOLE if length == most else CacheCause.EVICTED
             return Match(length, cause, units, nodes, best.partial if length == best.length else None)
         cause = self._cause(key, tokens, best)
@@ -40,26 +38,30 @@ class Finder:
 
     def whole(self, owner: str, tokens: tuple[int, ...]) -> list[Pages] | None:
         """The pages by which all of these tokens are found again, for their owner's pin; None if some are gone."""
-        own, pinned = self._tree.match(owner, tokens, len(tokens)), self._pins.match(owner, tokens, len(tokens))
-        _, length, units = self._longest(own, pinned)
-        size = self._groups.page_size
-        return self._groups.cut(units, length // size * size) if length == len(tokens) else None
+        most, size = len(tokens), self._groups.page_size
+        found = (self._tree.match(owner, tokens, most), *self._pins.match(owner, tokens, most))
+        _, length, units = self._longest(found)
+        return self._groups.cut(units, length // size * size) if length == most else None
 
-    def _longest(self, own: Found, pinned: Found) -> tuple[Found, int, tuple[Pages, ...]]:
-        """Of both, the one that is found further; how far; and the pages."""
-        both = _join(_pages(own), _pages(pinned))
-        ends = [(found, self._whole_to(both, found)) for found in (own, pinned)]
-        best, length = ends[0] if ends[0][1] >= ends[1][1] else ends[1]
-        units = both[: length // self._groups.page_size]
+    def _longest(self, all_of_them: tuple[Found, ...]) -> tuple[Found, int, tuple[Pages, ...]]:
+        """The one that is found furthest, the first of equals; how far; and the pages."""
+        units = list[Pages]()
+        for found in all_of_them:
+            units = _join(units, [node.pages for node in found.nodes if node.pages is not None])
+        best, length = all_of_them[0], -1
+        for found in all_of_them:
+            if found.length > length and (whole := self._whole_to(units, found)) > length:
+                best, length = found, whole
+        units = units[: length // self._groups.page_size]
         if length == best.length and best.partial is not None:
             assert best.partial.pages is not None, "a page without a page"
             units.append(best.partial.pages)
         return best, length, tuple(units)
 
-    def _whole_to(self, both: list[Pages], found: Found) -> int:
+    def _whole_to(self, units: list[Pages], found: Found) -> int:
         if not self._groups.windowed:
             return found.length
-        units = both[: len(found.nodes)]
+        units = units[: len(found.nodes)]
         if found.partial is not None:
             assert found.partial.pages is not None, "a page without a page"
             units.append(found.partial.pages)
@@ -79,16 +81,12 @@ class Finder:
         return CacheCause.DIFFERENT if found.differs else CacheCause.NEVER_SEEN
 
 
-def _pages(found: Found) -> list[Pages]:
-    return [node.pages for node in found.nodes if node.pages is not None]
-
-
-def _join(own: list[Pages], pinned: list[Pages]) -> list[Pages]:
+def _join(first: list[Pages], second: list[Pages]) -> list[Pages]:
     """Page by page the first, or where it has none or a hole the second."""
-    if not pinned:
-        return own
+    if not first or not second:
+        return first or second
     joined = [
         unit if HOLE not in unit else tuple(b if a == HOLE else a for a, b in zip(unit, other, strict=True))
-        for unit, other in zip(own, pinned, strict=False)
+        for unit, other in zip(first, second, strict=False)
     ]
-    return joined + own[len(pinned) :] + pinned[len(own) :]
+    return joined + first[len(second) :] + second[len(first) :]

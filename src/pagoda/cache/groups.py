@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from pagoda.cache.pool import PagePool
+from pagoda.plan import most_pages
 
 Pages = tuple[int, ...]
 """A unit: one page of each KV group, all of the same positions; or holes."""
@@ -63,8 +64,7 @@ class Groups:
 
     def span(self, group: int, tokens: int) -> int:
         """Most pages that a sequence of so many tokens holds at once: a window, and what one step writes after it."""
-        window, pages = self.windows[group], self.pages_for(tokens)
-        return pages if window is None else min(pages, self.pages_for(window - 1 + self._chunk) + 1)
+        return most_pages(self.windows[group], tokens, self._chunk, self.page_size)
 
     def kept(self, group: int, tokens: int) -> int:
         """Pages of a group by which a prefix of so many tokens is found again: those that the token after it sees, and

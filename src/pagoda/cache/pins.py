@@ -80,15 +80,16 @@ class Pins:
             self._groups.unpin(pages)
         return True
 
-    def match(self, key: Key, tokens: tuple[int, ...], most: int) -> Found:
-        """The longest prefix of `tokens`, up to `most` of them, that is pinned for a key.
-
-        What it says to be ahead is the key's own.
+    def match(self, key: Key, tokens: tuple[int, ...], most: int) -> tuple[Found, ...]:
+        """The longest prefix of `tokens`, up to `most` of them, that is pinned for a key alone, and the longest that is
+        pinned for all. What is said to be ahead is the key's own.
         """
+        if not self._pins:
+            return ()
         own, shared = self._tree.match(key, tokens, most), self._tree.match(_ALL, tokens, most)
-        best = own if own.length >= shared.length else shared
-        differs = any(found.differs for found in (own, shared) if found.length == best.length)
-        return replace(best, differs=differs, ahead=own.ahead if best is own else ())
+        if own.length == shared.length and shared.differs:
+            own = replace(own, differs=True)
+        return own, replace(shared, ahead=())
 
     def hit(self, key: Key, tokens: tuple[int, ...], length: int) -> None:
         """The first `length` tokens were found for a key: count the pins that serve it and were there whole."""
