@@ -21,7 +21,7 @@ from pagoda.cache.tables import NO_TOKEN
 from pagoda.cache.tier import BLOCK, State
 from pagoda.types import DiskFault
 
-from .model import KEYS, Draw, Model
+from .model import KEYS, MOST, Draw, Model
 
 UNIT = 2048
 IDENTITY = "model f16, page 2"
@@ -49,8 +49,8 @@ class Waiter:
 class DiskModel(Model):
     """`names` says which file holds which (key, string); `bad` files were meddled with since."""
 
-    def __init__(self, path: Path, pages, page_size, reserve=0, files=8):
-        self.path, self.shape, self.budget = path, (pages, page_size, reserve), files * BLOCK
+    def __init__(self, path: Path, pages, page_size, reserve=0, windows=(), files=8):
+        self.path, self.shape, self.budget = path, (pages, page_size, reserve, windows), files * BLOCK
         self.files: dict[str, tuple[str, tuple[int, ...]]] = {}
         self.bad: set[str] = set()
         self.strange: set[str] = set()
@@ -61,12 +61,12 @@ class DiskModel(Model):
         self.met = Counter()
         self.waiters: list[Waiter] = []
         self.lost_pins = 0
-        super().__init__(pages, page_size, reserve)
+        super().__init__(pages, page_size, reserve, windows)
         self.open()
 
     def open(self, identity=IDENTITY):
-        pages, page_size, reserve = self.shape
-        self.cache = KVCache(pages, page_size, reserve=reserve)
+        pages, page_size, reserve, windows = self.shape
+        self.cache = KVCache(pages, page_size, reserve=reserve, windows=windows, chunk=MOST)
         self.directory = FaultyDir(self.path)
         self.directory.written, self.directory.failed = self.written, self.failed
         self.shelf = Shelf(self.directory, Seal(self.directory.key, identity), UNIT, 6 * UNIT)
@@ -217,7 +217,8 @@ class DiskModel(Model):
         run = chain.index(None) if None in chain else len(chain)
         bad = sum(name in self.bad for name in chain[:run])
         good = next((i for i, name in enumerate(chain[:run]) if name in self.bad), run)
-        room = self.cache.available - sum(self.cache._pools[0].holds(node.pages[0])[:1] == (0,) for node in match.own)
+        others = [free for free, window in zip(self.cache.available, self.windows, strict=True) if window is None]
+        room = min(others) - sum(self.cache._pools[0].holds(node.pages[0])[:1] == (0,) for node in match.own)
         faults = self.read_faults()
         waiter = Waiter()
         fetched = self.disk.fetch(waiter, key, tokens, match)
@@ -231,9 +232,14 @@ class DiskModel(Model):
             self.shelf.work()
             loaded += self.plan()[0]
             self.shelf.work()
-        assert loaded == good or (loaded < good and room < good), f"{loaded} of {good} pages came back"
+        found = self.cache.match(key, tokens).length
+        spans = {group: -(-self.windows[group] // self.size) + 1 for group in self.gs()}
+        crowded = room < good or any(self.cache.available[group] < good + span for group, span in spans.items())
+        assert loaded == good or (loaded < good and crowded) or found >= (first + good) * self.size, (
+            f"{loaded} of {good} pages came back"
+        )
         if loaded == good:
-            assert self.cache.match(key, tokens).length >= (first + good) * self.size
+            assert found >= (first + good) * self.size
         found = self.read_faults() - faults
         assert (good < run) <= found <= bad or loaded < good, "each fault is told once, and none is made up"
         self.met["restored"] += loaded

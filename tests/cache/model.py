@@ -116,10 +116,14 @@ class Model:
         self.counts["not for others"] += length < max(
             [common(s, tokens, most) for k, s in self.pins.values() if k != key], default=0
         )
-        goes_on = any(len(s) > length and s[:length] == tokens[:length] for s in (pinned if theirs > mine else own))
+        own_goes_on, pins_go_on = (
+            any(len(s) > length and s[:length] == tokens[:length] for s in kept) for kept in (own, pinned)
+        )
+        goes_on = pins_go_on if theirs > mine else own_goes_on
         assert (match.cause is CacheCause.WHOLE) == (length == most)
         if match.cause is not CacheCause.WHOLE:
-            assert match.differs == goes_on
+            # Of equal lengths, windows may tell that pins serve, or which of them.
+            assert match.differs == goes_on or (self.gs() and theirs == length and pins_go_on >= match.differs)
         if match.instead:
             ahead = tokens[:length] + match.instead
             visible = own + [s for k, s in self.pins.values() if k == key]

@@ -38,6 +38,7 @@ class Growth:
             tables = []
             for group, (table, old, new) in enumerate(zip(held.tables, held.begins, begins, strict=True)):
                 self._groups.drop(group, table[old:new])
+                self._fading.passed(group, held.path[old:new])
                 tables.append((HOLE,) * new + table[new:] if new > old else table)
             held.tables, held.begins = tuple(tables), begins
 

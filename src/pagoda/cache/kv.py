@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pagoda.cache.eviction import Eviction
 from pagoda.cache.fading import Fading
 from pagoda.cache.finder import Finder
-from pagoda.cache.groups import HOLE, Groups
+from pagoda.cache.groups import HOLE, Groups, Pages
 from pagoda.cache.growth import Growth
 from pagoda.cache.pins import Pins
 from pagoda.cache.radix import Key, Node, RadixTree
@@ -136,9 +136,7 @@ class KVCache:
             self._groups.share(unit)
         for node in match.own:
             self._eviction.touch(node)
-        used = match.own[min(begins[group] for group in self._groups.windowed) :] if self._groups.windowed else ()
-        for node in used:
-            self._fading.touch(node)
+        self._fading.found(match.own, match.length)
         if match.partial is not None:
             self._eviction.touch(match.partial)
             self._fading.touch(match.partial)
@@ -280,9 +278,7 @@ class KVCache:
         """Close a page table. Its committed tokens are kept while there is room; pages that nobody holds are free."""
         held = self._held.pop(sequence)
         if held.tail:
-            node, _ = self._tree.insert(held.key, held.last, tuple(held.tail), held.unit(len(held.path)))
-            self._eviction.touch(node)
-            self._fading.touch(node)
+            self._keep(held, tuple(held.tail), held.unit(len(held.path)))
         for group, table in enumerate(held.tables):
             self._groups.drop(group, reversed(table))
 
@@ -328,16 +324,24 @@ class KVCache:
             assert node.end == (index + 1) * self.page_size, "a path skips a page"
             assert self._tree.key_of(node) == held.key, "a path under another key"
 
+    def _keep(self, held: Held, tokens: tuple[int, ...], pages: Pages) -> Node:
+        """Put what follows on a sequence's path into the tree, a page's tokens at most."""
+        node, new = self._tree.insert(held.key, held.last, tokens, pages)
+        if new and node.parent is not None and len(node.parent.children) > 1:
+            self._fading.found(held.path, len(held.path) * self.page_size)
+        if len(tokens) == self.page_size:
+            self._tree.fill(node, pages)
+        self._eviction.touch(node)
+        self._fading.touch(node)
+        return node
+
     def _publish(self, held: Held) -> None:
         """Put whole pages of committed tokens into the tree."""
         size, swaps = self.page_size, {}
         while len(held.tail) >= size:
             index = len(held.path)
             tokens, pages = tuple(held.tail[:size]), held.unit(index)
-            node, _ = self._tree.insert(held.key, held.last, tokens, pages)
-            self._tree.fill(node, pages)
-            self._eviction.touch(node)
-            self._fading.touch(node)
+            node = self._keep(held, tokens, pages)
             assert node.pages is not None, "a page's end without a page"
             theirs = tuple(HOLE if ours == HOLE else page for page, ours in zip(node.pages, pages, strict=True))
             if theirs != pages:

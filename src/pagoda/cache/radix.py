@@ -24,7 +24,7 @@ AHEAD = 8
 class Node:
     """The end of an edge."""
 
-    __slots__ = ("children", "digest", "name", "pages", "parent", "pins", "queued", "start", "tokens", "used")
+    __slots__ = ("children", "digest", "found", "name", "pages", "parent", "pins", "queued", "start", "tokens", "used")
 
     def __init__(self, parent: Node | None, start: int, tokens: tuple[int, ...], pages: Pages | None) -> None:
         self.parent = parent
@@ -46,6 +46,8 @@ class Node:
         """When it was last used, by the clock of `eviction`."""
         self.queued = False
         """Whether it is in the heap of `eviction`."""
+        self.found = False
+        """Whether something parted from it, or was found up to it, within a window (`fading`)."""
         self.pins = 0
         """Pins that go through it."""
 
