@@ -135,6 +135,11 @@ class StepResult:
     """How much of that its own drafter took."""
 
 
+def first_page(window: int | None, start: int, page_size: int) -> int:
+    """The first page of a KV group that rows from position `start` on see."""
+    return 0 if window is None else max(start - window + 1, 0) // page_size
+
+
 def most_pages(window: int | None, tokens: int, chunk: int, page_size: int) -> int:
     """Most pages of a KV group that a sequence of so many tokens holds at once, if a step computes `chunk` of them at
     most: all, or those of what the first row of a chunk sees and of the chunk, wherever in a page that begins.
@@ -164,3 +169,10 @@ class Capacity:
     windows: tuple[int | None, ...] = ()
     """Of each KV group, how many positions a row sees, its own included: pages before them may be given back. None:
     all. The first group's rows see all; an empty tuple says that every group's do."""
+    page_bytes: tuple[int, ...] = ()
+    """Of one page of each group: together `unit_bytes`. Empty if a runner's pages are only numbers."""
+
+    def pages_of(self, tokens: int, start: int) -> tuple[int, ...]:
+        """Of the first so many tokens, how many pages of each group rows from position `start` on see."""
+        windows, size = self.windows or (None,) * len(self.pages), self.page_size
+        return tuple(-(-tokens // size) - first_page(window, start, size) for window in windows)

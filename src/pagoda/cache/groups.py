@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from pagoda.cache.pool import PagePool
-from pagoda.plan import most_pages
+from pagoda.plan import first_page, most_pages
 
 Pages = tuple[int, ...]
 """A unit: one page of each KV group, all of the same positions; or holes."""
@@ -53,8 +53,7 @@ class Groups:
 
     def begin(self, group: int, start: int) -> int:
         """The first page of a group that rows from position `start` on read or write."""
-        window = self.windows[group]
-        return 0 if window is None else max(start - window + 1, 0) // self.page_size
+        return first_page(self.windows[group], start, self.page_size)
 
     def begins(self, start: int) -> tuple[int, ...]:
         """`begin` of each group."""

@@ -14,7 +14,7 @@ from pagoda.models.decoder import Decoder
 from pagoda.plan import Capacity
 from pagoda.runner.guessing import Guesser
 from pagoda.runner.runner import Runner
-from pagoda.runner.sizing import Sizing
+from pagoda.runner.sizing import Sizing, page_bytes
 
 
 class Digested(Source, Protocol):
@@ -73,6 +73,7 @@ def load_runner(source: Digested, config: EngineConfig, sizing: Sizing, drafter:
         fingerprint=fingerprint(source.digest(), config, backend, model.config.variant(sizing.longest)),
         layout=f"{backend.layout} {sizing.groups} {drafter.name if drafter else None} {sizing.drafter_groups}",
         unit_bytes=unit_bytes,
+        page_bytes=tuple(page_bytes(group, page_size, kv_format) for group in (*sizing.groups, *sizing.drafter_groups)),
         windows=tuple(group.window for group in sizing.groups) + (None,) * len(beside),
     )
     return Runner(backend, model, store, capacity, guesser)
