@@ -52,26 +52,23 @@ def main() -> None:
     most = [max(each) for each in zip(*held, strict=True)]
     whole = -(-length // capacity.page_size)
     arithmetic = [most_pages(window, length, 1, capacity.page_size) for window in capacity.windows]
-    print(
-        json.dumps(
-            {
-                "model": args.model,
-                "tokens": length,
-                "windows": capacity.windows,
-                "pool_pages": capacity.pages,
-                "page_bytes": capacity.page_bytes,
-                "pages_held": most,
-                "pages_by_arithmetic": arithmetic,
-                "bytes_held": sum(a * b for a, b in zip(most, capacity.page_bytes, strict=True)),
-                "bytes_without_windows": whole * sum(capacity.page_bytes),
-                "found": found,
-                "found_again": found_again,
-                "same_bits": told == again,
-                "processor_s": round(cold_s, 2),
-                "processor_s_again": round(warm_s, 2),
-            }
-        )  # fmt: skip
-    )
+    report = {
+        "model": args.model,
+        "tokens": length,
+        "windows": capacity.windows,
+        "pool_pages": capacity.pages,
+        "page_bytes": capacity.page_bytes,
+        "pages_held": most,
+        "pages_by_arithmetic": arithmetic,
+        "bytes_held": sum(a * b for a, b in zip(most, capacity.page_bytes, strict=True)),
+        "bytes_without_windows": whole * sum(capacity.page_bytes),
+        "found": found,
+        "found_again": found_again,
+        "same_bits": told == again,
+        "processor_s": round(cold_s, 2),
+        "processor_s_again": round(warm_s, 2),
+    }
+    print(json.dumps(report))
 
 
 if __name__ == "__main__":

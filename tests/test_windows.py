@@ -130,6 +130,22 @@ def test_a_restart_is_warm(paths: dict[str, str], plain: dict[str, list[Any]], n
     assert report.faults == ()
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_pin_holds_its_windows(paths: dict[str, str], plain: dict[str, list[Any]], name: str) -> None:
+    """A pin has all pages of its first group, and of windows those before its end: it is found whatever else goes."""
+    with tiny(paths[name], max_num_seqs=2, max_model_len=192, kv_memory=2**18) as made:
+        pin = made.engine.pin(SYSTEM, "someone").result(20)
+        assert pin.pages == 38 + most_pages(WINDOW, len(SYSTEM), 1, SIZE)
+        for _ in range(2):
+            told, found = answers(made)
+            assert told == plain[name]
+            assert found[0] == found[1] == found[3] == len(SYSTEM)
+        letters = [each.count("p") for each in made.engine.cache_report().maps]
+        assert letters == [38, most_pages(WINDOW, len(SYSTEM), 1, SIZE)]
+        assert made.engine.unpin(pin.id)
+        assert answers(made)[0] == plain[name]
+
+
 def test_windows_that_are_gone_are_said_to_be(paths: dict[str, str]) -> None:
     """What a prefix once had in its windows went for others: it is found as far as windows are kept, and no further."""
     with tiny(paths["gemma3"], max_num_seqs=1, max_model_len=192) as made:
