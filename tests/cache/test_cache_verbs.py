@@ -85,7 +85,7 @@ def test_release_of_a_parent_leaves_the_child_its_pages():
     cache.release(0)
     assert (cache.table(1), cache.available) == (((0,),), (1,))
     cache.release(1)
-    assert cache.available == 2
+    assert cache.available == (2,)
     cache.check()
 
 

@@ -227,16 +227,17 @@ class KVCache:
 
         Missing pages are taken, from the tree's least worthy prefixes if none is free; pages in that range that others
         hold too are split: this sequence gets a page of its own with the slots before `start` copied. What it held from
-        `start` on is given up.
+        `start` on is given up, and what lies before the window of `start`: no later call may begin before.
         """
         held, groups = self._held[sequence], self._groups
         assert start < upto, f"no positions from {start} to {upto}"
         assert start <= held.slots, f"positions from {start}, and {held.slots} have slots"
         begins, first, last = groups.begins(start), start // self.page_size, groups.pages_for(upto)
-        assert all(map(int.__le__, held.begins, begins)), f"what position {start} sees was given back"
+        passes = held.begins != begins
+        assert not passes or self.forks(sequence, start), f"what position {start} sees was given back"
         extension = READY
         table, shared = held.tables[0], self._pools[0].shared  # where another group's page is shared, so is the first's
-        moves = start < held.committed or len(table) != last or held.begins != begins
+        moves = passes or start < held.committed or len(table) != last
         if moves or any(map(shared, table[first:last])):
             lack, group = self._growth.short(held, begins, first, last)
             if lack > 0:
