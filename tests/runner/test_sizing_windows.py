@@ -47,8 +47,8 @@ def test_groups(paths: dict[str, Path]) -> None:
 @pytest.mark.parametrize("kv_memory", [2**15, 2**18, 3 * 2**20, 2**24, 2**27])
 @pytest.mark.parametrize("longest", [100, 1000, 8192])
 def test_never_less_than_without(paths: dict[str, Path], name: str, kv_memory: int, longest: int) -> None:
-    """However small the budget: it is kept, and no length and no number of sequences fits less well than if all layers
-    kept everything.
+    """However small the budget: it is kept, no sequence must be shorter than if all layers kept everything, and half as
+    many typical ones fit, or more.
     """
     s = sized(paths[name], kv_memory=kv_memory, max_model_len=longest, max_num_seqs=8)
     same = kv_memory // sum(s.page_bytes)
@@ -59,7 +59,17 @@ def test_never_less_than_without(paths: dict[str, Path], name: str, kv_memory: i
     assert s.longest >= min(longest, same * 16)
     assert s.pages[1] >= min(same, most_pages(WINDOW, s.longest, MAX_CHUNK, 16)), "one sequence always fits"
     typical = min(longest, TYPICAL)
-    assert s.sequences(typical) >= min(same // -(-typical // 16), 8)
+    assert s.sequences(typical) >= min(same // -(-typical // 16), 8) // 2
+
+
+def test_windows_keep_half_if_the_longest_cannot_fit(paths: dict[str, Path]) -> None:
+    """Two long contexts cannot be had, nor one: so as many sequences as half of the memory has windows for."""
+    s = sized(paths["gemma3"], kv_memory=2**20, max_num_seqs=64, chunk=16)
+    assert s.longest < 8192
+    taken = s.pages[1] * s.page_bytes[1]
+    assert 2**19 - 2 * s.page_bytes[1] < taken <= 2**19 or s.pages[0] < (s.windows_for + 1) * 64
+    assert s.pages[0] == (2**20 - taken) // s.page_bytes[0]
+    assert s.longest == s.pages[0] * 16 > 2 * 2**20 // sum(s.page_bytes) * 16
 
 
 def test_the_split_is_by_sequences(paths: dict[str, Path]) -> None:

@@ -255,8 +255,9 @@ def _pages(
     """Pages of each group, and for how many sequences' windows there are some.
 
     Groups with a window get what n sequences hold there, and no more pages than if all groups had the same; the others
-    get the rest. n is the largest for which the longest sequence still fits, if it can, and n typical ones do; and at
-    most twice as many as may run: as many prefixes can be found again.
+    get the rest. n is the largest for which n typical sequences fit in the rest, and the longest one too: that may cost
+    windows all beyond half of the memory, not that half. And at most twice as many as may run: as many prefixes can be
+    found again.
     """
     size, most = config.machine.page_size, config.scheduler.max_num_seqs
     needed, typical = -(-longest // size), -(-min(longest, TYPICAL) // size)
@@ -268,13 +269,19 @@ def _pages(
         more = [most_pages(group.window, min(longest, TYPICAL), 1, size) for group in groups[1:]]
         return [min(same, a + (n - 1) * b) for a, b in zip(one, more, strict=True)]
 
+    def taken(n: int) -> int:
+        return _sum(windows(n), each[1:])
+
     def rest(n: int) -> int:
-        left = budget - _sum(windows(n), each[1:])
+        left = budget - taken(n)
         return min(left // first, needed * most) if first else needed * most
 
     if len(groups) == 1:
         return (rest(1),), 0
-    n = next((n for n in range(2 * most, 1, -1) if rest(n) >= max(needed, n * typical)), 1)
+    counts = range(2 * most, 1, -1)
+    half = next((n for n in counts if 2 * taken(n) <= budget), 1)
+    goal = min(needed, rest(half))
+    n = next((n for n in counts if rest(n) >= max(goal, n * typical)), 1)
     return (rest(n), *(min(pages, rest(n)) for pages in windows(n))), n
 
 
