@@ -104,7 +104,7 @@ class Program : public std::enable_shared_from_this<Program> {
   std::vector<RopeAngles> ropes_;
   int logits_;  // the buffer that sampling reads; -1 if none
   int vocabulary_ = 0;
-  std::map<int, int> windows_;   // of each KV group: the widest of its layers', 0 if one has none
+  std::map<int, int> windows_;   // of each KV group that layers of it attend to: the widest of their windows, 0 if one has none
   std::vector<Buffer> buffers_;  // grown as steps need; steps run one at a time
 };
 
