@@ -150,7 +150,7 @@ nb::dict outputs(const StepJob& job) {
 }
 
 Step make_step(const Ints& ids, const Ints& positions, const Ints& sequences, const Ints& sampled, const Ints& slots,
-               const Ints& guesses, const std::vector<Ints2>& tables, const std::map<std::string, Floats2>& inputs) {
+               const Ints& guesses, const Ints& parents, const std::vector<Ints2>& tables, const std::map<std::string, Floats2>& inputs) {
   Step step;
   step.ids = copied(ids);
   step.positions = copied(positions);
@@ -158,6 +158,7 @@ Step make_step(const Ints& ids, const Ints& positions, const Ints& sequences, co
   step.sampled = copied(sampled);
   step.slots = copied(slots);
   step.guesses = copied(guesses);
+  step.parents = copied(parents);
   for (const auto& t : tables) step.tables.push_back({copied(t), int(t.shape(1))});
   for (const auto& [name, x] : inputs) step.inputs[name] = copied(x);
   return step;
@@ -274,10 +275,11 @@ NB_MODULE(_native, m) {
   m.def(
       "submit",
       [](Pool& pool, std::shared_ptr<Program> program, std::shared_ptr<KVStore> kv, std::shared_ptr<Slots> slots, const Ints& ids,
-         const Ints& positions, const Ints& sequences, const Ints& sampled, const Ints& sequence_slots, const Ints& guesses, const std::vector<Ints2>& tables,
+         const Ints& positions, const Ints& sequences, const Ints& sampled, const Ints& sequence_slots, const Ints& guesses, const Ints& parents,
+         const std::vector<Ints2>& tables,
          const std::map<std::string, Floats2>& inputs, const std::vector<DrawTuple>& draws, const std::vector<std::tuple<int, int, int, int>>& copies,
          const std::vector<std::tuple<int, Ints>>& starts, bool outputs, bool clocked) {
-        Step step = make_step(ids, positions, sequences, sampled, sequence_slots, guesses, tables, inputs);
+        Step step = make_step(ids, positions, sequences, sampled, sequence_slots, guesses, parents, tables, inputs);
         for (const auto& d : draws) step.draws.push_back(draw_row(d));
         for (const auto& [group, source, target, n] : copies) step.copies.push_back({group, source, target, n});
         for (const auto& [slot, prompt] : starts) step.starts.push_back({slot, copied(prompt)});
@@ -287,6 +289,6 @@ NB_MODULE(_native, m) {
         pool.submit(job);
         return job;
       },
-      "pool"_a, "program"_a, "kv"_a, "slots"_a.none(), "ids"_a, "positions"_a, "sequences"_a, "sampled"_a, "sequence_slots"_a, "guesses"_a, "tables"_a,
+      "pool"_a, "program"_a, "kv"_a, "slots"_a.none(), "ids"_a, "positions"_a, "sequences"_a, "sampled"_a, "sequence_slots"_a, "guesses"_a, "parents"_a, "tables"_a,
       "inputs"_a, "draws"_a, "copies"_a, "starts"_a, "outputs"_a, "clocked"_a);
 }

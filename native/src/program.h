@@ -57,6 +57,8 @@ struct RopeAngles {
 struct Step {
   // ids: -1 is the sequence's token sampled last, -2 - i token i of its slot in `guesses`
   std::vector<int32_t> ids, positions, sequences, sampled, slots, guesses;
+  // Empty, or of each sequence the row of another that its first row follows: it is a path of a tree. -1: none
+  std::vector<int32_t> parents;
   struct Table {
     std::vector<int32_t> pages;
     int width;
@@ -91,6 +93,7 @@ class Program : public std::enable_shared_from_this<Program> {
  private:
   friend class StepJob;
   void check_rows(const Step& step) const;
+  void check_parents(const Step& step) const;
   void check_inputs(const Step& step) const;
   void check_tables(const Step& step, const KVStore& kv) const;
   const Kernels& kernels_;

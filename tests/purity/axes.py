@@ -50,5 +50,5 @@ AXES: dict[str, Sequence[Any]] = {
     "arrival": ("together", "one by one"),
     "policy": ("no targets", "targets and priorities", "tenants"),
     "prefixes": ("off", "kept", "kept and met again", "restored from disk"),
-    "drafts": ("none", "known", "two of three right", "n-grams", "first layer", "a model of its own"),
+    "drafts": ("none", "known", "two of three right", "trees", "n-grams", "first layer", "a model of its own"),
 }

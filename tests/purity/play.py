@@ -160,11 +160,14 @@ class Seen(NoObserver):
     accepted: int = 0
     rejected: int = 0
     """Drafts."""
+    paths: int = 0
+    """Of trees, beside the first of each."""
 
     def stepped(self, plan: StepPlan, result: StepResult, state: EngineState) -> None:
         if plan.rows == len(plan.chunks) + plan.drafts:
             self.rows[plan.rows] += 1
         self.copies += len(plan.copies)
+        self.paths += sum(len(chunk.paths) for chunk in plan.chunks)
         self.ahead += sum(chunk.tokens == (-1,) for chunk in plan.chunks)
 
     def preempted(self, request_id: str) -> None:

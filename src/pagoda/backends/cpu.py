@@ -207,6 +207,7 @@ class CpuProgram:
             step.sampled,
             step.slots,
             step.guesses,
+            step.parents,
             list(step.tables),
             step.inputs,
             [

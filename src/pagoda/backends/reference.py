@@ -37,7 +37,7 @@ from pagoda.backends.ops import (
     StoredTensor,
     Unit,
 )
-from pagoda.backends.reference_step import check_step, draw_rows, known_ids
+from pagoda.backends.reference_step import check_step, draw_rows, known_ids, writes
 from pagoda.backends.reference_store import ReferenceKVStore, ReferenceSlots, ReferenceTransfer
 from pagoda.config import ACTIVATIONS, KV_FORMATS
 from pagoda.errors import InvalidConfig, MemoryLimit
@@ -171,7 +171,8 @@ class ReferenceOps:
         places = step.positions // store.page_size
         if places.max() >= table.shape[1]:
             raise ValueError(f"position {step.positions.max()} is beyond the page table's {table.shape[1]} pages")
-        store.write(kv, table[step.sequences, places], step.positions % store.page_size, k, v)
+        stored, pages = writes(step, table, store.page_size)
+        store.write(kv, pages, step.positions[stored] % store.page_size, k[stored], v[stored])
         result = np.empty(q.shape, np.float32)
         for sequence in np.unique(step.sequences):
             rows = np.flatnonzero(step.sequences == sequence)

@@ -6,6 +6,8 @@ the tree: whole prefixes in groups that keep everything, single pages of windows
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pagoda.cache.eviction import Eviction
 from pagoda.cache.fading import Fading
 from pagoda.cache.groups import HOLE, Groups
@@ -54,16 +56,20 @@ class Growth:
         more = max(last - len(held.tables[0]), 0)
         if not more and not any(splits):
             return READY
-        for group in self._each:
-            while self._pools[group].free < more + len(splits[group]):
-                windowed = group in self._groups.windowed
-                evicted = self._fading.strip(self._tree, group) if windowed else self._eviction.evict(self._tree)
-                assert evicted, "pages count as available and cannot be evicted"
+        self.free_up([more + len(split) for split in splits])
         copies: list[PageCopy] = []
         held.tables = tuple(
             self._grown(group, table, splits[group], start, last, copies) for group, table in enumerate(held.tables)
         )
         return Extension(True, tuple(copies))
+
+    def free_up(self, wanted: Sequence[int]) -> None:
+        """So many pages of each group are free, of those that are available."""
+        for group in self._each:
+            while self._pools[group].free < wanted[group]:
+                windowed = group in self._groups.windowed
+                evicted = self._fading.strip(self._tree, group) if windowed else self._eviction.evict(self._tree)
+                assert evicted, "pages count as available and cannot be evicted"
 
     def _grown(
         self, group: int, table: tuple[int, ...], split: list[int], start: int, last: int, copies: list[PageCopy]

@@ -20,9 +20,11 @@ from pagoda.cache.fading import Fading
 from pagoda.cache.finder import Finder
 from pagoda.cache.groups import HOLE, Groups, Pages
 from pagoda.cache.growth import Growth
+from pagoda.cache.paths import PathStart, check_paths, close_paths, open_path
 from pagoda.cache.pins import Pins
 from pagoda.cache.radix import Key, Node, RadixTree
 from pagoda.cache.tables import READY, Extension, Held, Match, Tables
+from pagoda.plan import PageCopy
 from pagoda.types import CacheCause, CacheReport, PinInfo
 
 
@@ -230,6 +232,7 @@ class KVCache:
         `start` on is given up, and what lies before the window of `start`: no later call may begin before.
         """
         held, groups = self._held[sequence], self._groups
+        assert not held.paths, f"sequence {sequence} goes on before its paths are closed"
         assert start < upto, f"no positions from {start} to {upto}"
         assert start <= held.slots, f"positions from {start}, and {held.slots} have slots"
         begins, first, last = groups.begins(start), start // self.page_size, groups.pages_for(upto)
@@ -247,6 +250,31 @@ class KVCache:
             extension = self._growth.take(held, start, first, last)
         held.slots = upto
         return extension
+
+    def open_paths(self, sequence: int, start: int, paths: Sequence[PathStart], spare: int = 0) -> Extension:
+        """Page tables for other tokens than the sequence's own at some positions after `start`, from where on `extend`
+        has made it writable. They last until `close_paths`; `table` tells them by their numbers, from 1 on.
+
+        A path shares the pages before the one in which it leaves another. From there on it has pages of its own, the
+        first with a copy of the slots before `start`: whoever writes the other path's positions writes them there too.
+        Unless `spare` pages stay available besides, none is opened.
+        """
+        held, size = self._held[sequence], self.page_size
+        assert not held.paths, f"sequence {sequence} has paths already"
+        wanted = sum(self.pages_for(path.upto) - path.at // size for path in paths)
+        lack = wanted + spare - min(self.available)
+        if lack > 0:
+            return Extension(False, lack=lack)
+        self._growth.free_up([wanted] * len(self._pools))
+        copies: list[PageCopy] = []
+        for path in paths:
+            assert start < path.at < path.upto, f"{path} does not leave positions after {start}"
+            held.paths.append(open_path(self._pools, held, path, start, size, copies))
+        return Extension(True, tuple(copies))
+
+    def close_paths(self, sequence: int, path: int) -> None:
+        """What one path's slots hold is the sequence's from here on; 0: what its own hold. The other paths are gone."""
+        close_paths(self._pools, self._held[sequence], path)
 
     def forks(self, parent: int, at: int) -> bool:
         """Whether a sequence still holds what a fork at `at` would see."""
@@ -277,15 +305,16 @@ class KVCache:
 
     def release(self, sequence: int) -> None:
         """Close a page table. Its committed tokens are kept while there is room; pages that nobody holds are free."""
+        self.close_paths(sequence, 0)
         held = self._held.pop(sequence)
         if held.tail:
             self._keep(held, tuple(held.tail), held.unit(len(held.path)))
         for group, table in enumerate(held.tables):
             self._groups.drop(group, reversed(table))
 
-    def table(self, sequence: int) -> Tables:
-        """The page tables, one per group: the same object until they change."""
-        return self._held[sequence].tables
+    def table(self, sequence: int, path: int = 0) -> Tables:
+        """The page tables, one per group: the same object until they change, but for those of other paths."""
+        return self._held[sequence].along(path)
 
     def check(self) -> None:
         """Assert that counts equal the uses by tables, nodes and pins, that tables cover their slots, and that what is
@@ -299,6 +328,7 @@ class KVCache:
         pinned = [node.pages for node in self._pins.nodes() if node.pages is not None]
         for group, pool in enumerate(self._pools):
             uses = Counter(page for held in self._held.values() for page in held.tables[group])
+            uses.update(page for held in self._held.values() for path in held.paths for page in path.own[group])
             counts = uses, Counter(unit[group] for unit in kept), Counter(unit[group] for unit in pinned)
             for count in counts:
                 assert not group or HOLE not in count or self._groups.windows[group], "a hole without a window"
@@ -313,6 +343,7 @@ class KVCache:
                 assert HOLE not in pages, f"sequence {sequence}: a page of its window is not there"
                 assert set(table[:begin]) <= {HOLE}, f"sequence {sequence}: a page before its window"
             self._check_path(held)
+            check_paths(held, self.page_size)
 
     def _check_path(self, held: Held) -> None:
         if self.prefixes:
