@@ -40,7 +40,9 @@ Format format_named(const std::string& name) {
       {"f32", Format::F32}, {"f16", Format::F16}, {"bf16", Format::BF16}, {"q4_0", Format::Q4_0},
       {"q4_1", Format::Q4_1}, {"q5_0", Format::Q5_0}, {"q5_1", Format::Q5_1}, {"q8_0", Format::Q8_0},
       {"q2_k", Format::Q2_K}, {"q3_k", Format::Q3_K}, {"q4_k", Format::Q4_K}, {"q5_k", Format::Q5_K},
-      {"q6_k", Format::Q6_K}, {"iq4_nl", Format::IQ4_NL}, {"iq4_xs", Format::IQ4_XS}, {"mxfp4", Format::MXFP4}};
+      {"q6_k", Format::Q6_K}, {"iq4_nl", Format::IQ4_NL}, {"iq4_xs", Format::IQ4_XS}, {"mxfp4", Format::MXFP4},
+      {"q4_z32", Format::Q4_Z32}, {"q4_z128", Format::Q4_Z128}, {"q8_z32", Format::Q8_Z32}, {"q8_z128", Format::Q8_Z128},
+      {"f8_e4m3", Format::F8_E4M3}, {"f8_e5m2", Format::F8_E5M2}};
   const auto found = formats.find(name);
   if (found == formats.end()) throw std::invalid_argument("no native kernels for weights in " + name);
   return found->second;

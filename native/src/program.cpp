@@ -22,6 +22,11 @@ Program::Program(const Kernels& kernels, std::vector<Instruction> instructions, 
       buffers_(shapes_.size()) {
   std::set<int> stored;
   for (const auto& i : instructions_) {
+    if (i.op == Op::Permute) {
+      const int width = shapes_.at(size_t(i.in.at(0))).width;
+      require(i.whole.size() == size_t(shapes_.at(size_t(i.out.at(0))).width), "a permutation has another width than what it makes");
+      for (const int column : i.whole) require(column >= 0 && column < width, "a permutation names a column that there is not");
+    }
     if (i.op == Op::Embed) vocabulary_ = weights_.at(size_t(i.weights.at(0)))->packed().n;
     if (i.op == Op::Store) stored.insert(i.whole.at(0));
     if (i.op == Op::RopeStore) stored.insert(i.whole.at(1));

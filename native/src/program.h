@@ -38,6 +38,7 @@ enum class Op : int {
   Experts,   // x or [q], routes -> y [chosen, n]     weights: of each expert, then one of biases?; whole: experts, chosen, whether
              //                 x has a part for each chosen one
   Combine,   // y [chosen, n], routes -> z            the sum of the parts, weighed
+  Permute,   // x -> y          whole: for each column of y, the column of x that it is
 };
 
 struct Instruction {

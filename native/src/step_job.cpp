@@ -164,6 +164,7 @@ void StepJob::run_row(const Instruction& i, int r, int worker) {
     case Op::SoftCap: return k.soft_cap(row(i.in[0], r), i.real[0], shape(i.out[0]).width, row(i.out[0], r));
     case Op::Route: return k.route(row(i.in[0], r), shape(i.in[0]).width, i.whole[0], i.whole[1] == 1, row(i.out[0], r));
     case Op::Combine: return combine(i, r);
+    case Op::Permute: return permute(i, r);
     case Op::Norm: return norm(i, r, worker);
     case Op::Act: return act(i, r, worker);
     case Op::Rope:
@@ -284,6 +285,12 @@ void StepJob::experts(const Instruction& i, int tile) {
       program_->kernels_.add_to(out + a, bias.data() + a, b - a);
     }
   }
+}
+
+void StepJob::permute(const Instruction& i, int r) {
+  const float* x = row(i.in[0], r);
+  float* y = row(i.out[0], r);
+  for (size_t j = 0; j < i.whole.size(); j++) y[j] = x[i.whole[j]];
 }
 
 void StepJob::combine(const Instruction& i, int r) {

@@ -50,6 +50,7 @@ class StepJob : public Job {
   void linear(const Instruction& i, int tile);
   void experts(const Instruction& i, int tile);
   void combine(const Instruction& i, int r);
+  void permute(const Instruction& i, int r);
   void attend(const Instruction& i, int tile, int worker);
   void merge(const Instruction& i, int tile);
   // A query head's output, out of the merged partials.

@@ -17,7 +17,7 @@ import numpy as np
 
 from pagoda.backends.cpu import CpuBackend, rope_table
 from pagoda.cache.kv_dir import KVDir
-from pagoda.catalog import ModelFile
+from pagoda.catalog import open_model
 from pagoda.config import SchedulerConfig
 from pagoda.engine import Engine
 from pagoda.engine.request import Sequence as Underway
@@ -76,7 +76,7 @@ def opened(
     arguments. Drafts are guessed by the model's first layer, or by a model of the drafter's `own`, which is the same.
     """
     cpu = CpuBackend(**backend)
-    with ModelFile(path) as source:
+    with open_model(path) as source:
         model = build(source, read_config(source), cpu.weights, rope_table, longest)
     windows: list[int | None] = [group.window for group in model.groups]
     counts, all_kept = [pages(window) for window in windows], [pages(None)] * len(windows)

@@ -19,9 +19,9 @@ from .play import PLAIN_PAGE, Ask, Knowing, Line, Plain, Seen, opened, page_coun
 from .worlds import WORLDS, model_file
 
 PAIRS = all_pairs(AXES)
-FAMILIES = [name for name, world in WORLDS.items() if world.family]
+FAMILIES = [name for name, world in WORLDS.items() if world.family or world.checkpoint]
 SAMPLES = 4
-"""Cases of each family: some of the others', all different."""
+"""Cases of each family and each kind of checkpoint: some of the others', all different."""
 CASES = PAIRS + [
     PAIRS[(j + len(FAMILIES) * i) % len(PAIRS)] | {"world": name}
     for j, name in enumerate(FAMILIES)

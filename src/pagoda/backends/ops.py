@@ -87,6 +87,8 @@ class StoredTensor:
     format: StoredFormat
     stored: Bytes | Extent
     """The file's bytes, read-only, or where they lie; let go once packed."""
+    order: Ints | None = None
+    """[k] the input that each column is of, if they are not in the inputs' order (GPTQ's act-order)."""
 
     @property
     def raw(self) -> Bytes:
@@ -94,7 +96,7 @@ class StoredTensor:
         return self.stored if isinstance(self.stored, np.ndarray) else self.stored.read()
 
     def floats(self) -> Floats:
-        """Dequantized, in `shape`."""
+        """Dequantized, in `shape`, columns as they are stored."""
         blocks = self.raw.reshape(-1, self.format.block_bytes)
         return self.format.dequantize(blocks).reshape(self.shape)
 
