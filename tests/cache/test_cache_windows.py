@@ -146,3 +146,24 @@ def test_windows_are_told_for_all_groups() -> None:
         Groups((4, 4), 2, (4, None))
     with pytest.raises(AssertionError, match="for each group"):
         Groups((4, 4), 2, (None,))
+
+
+def test_a_page_may_be_shared_in_one_group_only() -> None:
+    """A fork's page of the first group is its own once its parent took the tree's; the window's, which the tree took
+    from the parent, is not: it is split before it is written to.
+    """
+    cache = KVCache((20, 20), 2, windows=(None, 2), chunk=2)
+    text = (1, 2, 3, 4)
+    computed(cache, 0, (*text, 5, 6), 2)
+    cache.release(0)
+    while cache._fading.strip(cache.tree, 1):  # the tree has the prefix, and no windows of it
+        pass
+    cache.admit(1, (*text, 0))
+    assert cache.extend(1, 0, 4).fits
+    cache.fork(1, 2, 3)
+    cache.commit(1, text)
+    (mine, windows), (first, other) = cache.table(2), cache.table(1)
+    assert (mine[1] == first[1], windows[1] == other[1]) == (False, True)
+    assert len(cache.extend(2, 3, 4).copies) == 1
+    assert cache.table(2)[1][1] != other[1]
+    cache.check()

@@ -239,9 +239,8 @@ class KVCache:
         passes = held.begins != begins
         assert not passes or self.forks(sequence, start), f"what position {start} sees was given back"
         extension = READY
-        table, shared = held.tables[0], self._pools[0].shared  # where another group's page is shared, so is the first's
-        moves = passes or start < held.committed or len(table) != last
-        if moves or any(map(shared, table[first:last])):
+        moves = passes or start < held.committed or len(held.tables[0]) != last
+        if moves or any(any(map(p.shared, t[first:last])) for p, t in zip(self._pools, held.tables, strict=True)):
             lack, group = self._growth.short(held, begins, first, last)
             if lack > 0:
                 return Extension(False, lack=lack, group=group)
