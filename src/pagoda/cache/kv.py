@@ -334,26 +334,10 @@ class KVCache:
                 del count[HOLE]
             pool.check(*counts)
         for sequence, held in self._held.items():
-            assert held.committed <= held.slots, f"sequence {sequence}: committed beyond its slots"
-            for table, begin in zip(held.tables, held.begins, strict=True):
-                assert len(table) == self.pages_for(held.slots), f"sequence {sequence}: table does not match its slots"
-                pages = table[begin:]
-                assert len(set(pages)) == len(pages), f"sequence {sequence} holds a page twice"
-                assert HOLE not in pages, f"sequence {sequence}: a page of its window is not there"
-                assert set(table[:begin]) <= {HOLE}, f"sequence {sequence}: a page before its window"
-            self._check_path(held)
+            held.check(f"sequence {sequence}", self.page_size, self.prefixes)
+            for node in held.path:
+                assert self._tree.key_of(node) == held.key, "a path under another key"
             check_paths(held, self.page_size)
-
-    def _check_path(self, held: Held) -> None:
-        if self.prefixes:
-            size = self.page_size
-            assert len(held.path) == held.committed // size, "whole committed pages are not in the tree"
-            assert len(held.tail) == held.committed % size, "committed tokens are lost"
-        for index, node in enumerate(held.path):
-            assert node.pages is not None, "a path has a node without pages"
-            assert node.pages[0] == held.tables[0][index], "a sequence and the tree have different pages of one prefix"
-            assert node.end == (index + 1) * self.page_size, "a path skips a page"
-            assert self._tree.key_of(node) == held.key, "a path under another key"
 
     def _keep(self, held: Held, tokens: tuple[int, ...], pages: Pages) -> Node:
         """Put what follows on a sequence's path into the tree, a page's tokens at most."""

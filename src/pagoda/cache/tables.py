@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from pagoda.cache.groups import Pages
+from pagoda.cache.groups import HOLE, Pages
 from pagoda.cache.radix import Key, Node
 from pagoda.plan import PageCopy
 from pagoda.types import CacheCause
@@ -104,3 +104,22 @@ class Held:
     def unit(self, index: int) -> Pages:
         """One page of each group, all of the same positions, or holes."""
         return tuple(table[index] for table in self.tables)
+
+    def check(self, name: str, page_size: int, prefixes: bool) -> None:
+        """Assert that tables cover its slots, holes before its windows apart, and that what is committed has slots and,
+        page by page, is the tree's if that keeps `prefixes`.
+        """
+        assert self.committed <= self.slots, f"{name}: committed beyond its slots"
+        for table, begin in zip(self.tables, self.begins, strict=True):
+            assert len(table) == -(-self.slots // page_size), f"{name}: table does not match its slots"
+            pages = table[begin:]
+            assert len(set(pages)) == len(pages), f"{name} holds a page twice"
+            assert HOLE not in pages, f"{name}: a page of its window is not there"
+            assert set(table[:begin]) <= {HOLE}, f"{name}: a page before its window"
+        if prefixes:
+            assert len(self.path) == self.committed // page_size, "whole committed pages are not in the tree"
+            assert len(self.tail) == self.committed % page_size, "committed tokens are lost"
+        for index, node in enumerate(self.path):
+            assert node.pages is not None, "a path has a node without pages"
+            assert node.pages[0] == self.tables[0][index], "a sequence and the tree have different pages of one prefix"
+            assert node.end == (index + 1) * page_size, "a path skips a page"
