@@ -44,6 +44,18 @@ class Growth:
                 tables.append((HOLE,) * new + table[new:] if new > old else table)
             held.tables, held.begins = tuple(tables), begins
 
+    def uncommit(self, held: Held, to: int) -> None:
+        """No more than so many tokens are committed."""
+        if to >= held.committed:
+            return
+        held.committed = to
+        whole, over = divmod(to, self._groups.page_size)
+        if whole < len(held.path):
+            held.tail = list(self._tree.page_tokens(held.path[whole])[:over])
+            del held.path[whole:]
+        else:
+            del held.tail[over:]
+
     def take(self, held: Held, start: int, first: int, last: int) -> Extension:
         """Make the table one of `last` pages, of which those from `first` on are its own; there are enough. Slots
         before `start` are copied from those it shared.

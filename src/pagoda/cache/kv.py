@@ -244,7 +244,7 @@ class KVCache:
             lack, group = self._growth.short(held, begins, first, last)
             if lack > 0:
                 return Extension(False, lack=lack, group=group)
-            self._uncommit(held, start)
+            self._growth.uncommit(held, start)
             self._growth.slide(held, begins)
             extension = self._growth.take(held, start, first, last)
         held.slots = upto
@@ -275,6 +275,19 @@ class KVCache:
         """What one path's slots hold is the sequence's from here on; 0: what its own hold. The other paths are gone."""
         close_paths(self._pools, self._held[sequence], path)
 
+    def next_slot(self, sequence: int, start: int) -> Tables | None:
+        """The page tables, if position `start` is the first without a slot and lies in a page that is begun, and this
+        sequence's alone: it has a slot now. None leaves all as it was: `extend` has to do it.
+        """
+        held = self._held[sequence]
+        assert not held.paths, f"sequence {sequence} goes on before its paths are closed"
+        if start != held.slots or not start % self.page_size:
+            return None
+        if any(pool.shared(table[-1]) for pool, table in zip(self._pools, held.tables, strict=True)):
+            return None
+        held.slots = start + 1
+        return held.tables
+
     def forks(self, parent: int, at: int) -> bool:
         """Whether a sequence still holds what a fork at `at` would see."""
         return all(map(int.__le__, self._held[parent].begins, self._groups.begins(at)))
@@ -294,7 +307,7 @@ class KVCache:
         tables = tuple(zip(*units, strict=True)) if units else tuple(() for _ in self._pools)
         begins = self._groups.begins(at)
         forked = Held(held.key, tables, at, held.committed, begins, list(held.path), list(held.tail))
-        self._uncommit(forked, at)
+        self._growth.uncommit(forked, at)
         self._held[child] = forked
 
     def alone(self, sequence: int, group: int = 0) -> int:
@@ -372,18 +385,6 @@ class KVCache:
                 for table, page in zip(tables, unit, strict=True):
                     table[index] = page
             held.tables = tuple(map(tuple, tables))
-
-    def _uncommit(self, held: Held, to: int) -> None:
-        """No more than so many tokens are committed."""
-        if to >= held.committed:
-            return
-        held.committed = to
-        whole, over = divmod(to, self.page_size)
-        if whole < len(held.path):
-            held.tail = list(self._tree.page_tokens(held.path[whole])[:over])
-            del held.path[whole:]
-        else:
-            del held.tail[over:]
 
     def _busy(self, node: Node) -> bool:
         """Whether a sequence has a node in its path, or next after it, and so holds the pages of all before it."""
