@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -42,8 +43,8 @@ class Coin:
     def __post_init__(self) -> None:
         self.believed = self.believed or self.chance
 
-    def follow(self, sequence: Sequence, most: int) -> int:
-        return 0
+    def look(self, sequences: Many[Sequence]) -> None:
+        pass
 
     def guess(self, sequence: Sequence, most: int) -> Guess:
         token = GUESS if self.blind else 1
@@ -80,7 +81,7 @@ class Machine:
     def play(self, sequences: list[Sequence], steps: int) -> None:
         by_name = {drafter.name: drafter for drafter in self.drafters}
         for number in range(steps):
-            self.controller.open(len(sequences), 512, True)
+            self.controller.open(sequences, 512, True)
             chunks, guessing = [], 0.0
             for each in sequences:
                 name, tokens = self.controller.draft(each)
@@ -165,13 +166,13 @@ def test_the_better_of_two_drafters_is_taken() -> None:
 
 def test_no_drafts_beside_a_prompt_nor_past_the_rows_nor_for_who_wants_none() -> None:
     coin = Coin(0.99)
-    controller = Controller([coin], always=True)
-    controller.open(4, 512, False)
+    controller, four = Controller([coin], always=True), [sequence() for _ in range(4)]
+    controller.open(four, 512, False)
     assert controller.draft(sequence()) == ("", ())
-    controller.open(4, 6, True)
+    controller.open(four, 6, True)
     assert len(controller.draft(sequence())[1]) == 2
     assert controller.draft(sequence()) == ("", ())
-    controller.open(1, 512, True)
+    controller.open(four[:1], 512, True)
     assert controller.draft(sequence(speculate=False)) == ("", ())
 
 
@@ -179,7 +180,7 @@ def test_drafts_end_before_the_sequence_does() -> None:
     """Each draft that is right brings a token, and one more comes with the last."""
     controller, who = Controller([Coin(0.99)], always=True), sequence()
     who.limit = who.known + 4
-    controller.open(1, 512, True)
+    controller.open([who], 512, True)
     assert len(controller.draft(who)[1]) == 3
 
 

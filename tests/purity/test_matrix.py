@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from pagoda.backends.texts import NativeTexts
 from pagoda.engine.speculation import GuessingDrafter, NgramDrafter
 from pagoda.engine.speculation.drafter import Drafter
 
@@ -103,7 +104,7 @@ def test_matrix(case: dict[str, Any], models: dict[str, Path], baseline: Baselin
             "none": [],
             "known": [Knowing(outputs, None)],
             "two of three right": [Knowing(outputs, 3)],
-            "n-grams": [NgramDrafter()],
+            "n-grams": [NgramDrafter(NativeTexts())],
             "first layer": [GuessingDrafter("self")],
             "a model of its own": [GuessingDrafter("draft")],
         }

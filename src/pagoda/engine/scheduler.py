@@ -91,7 +91,7 @@ class Scheduler:
         self._crowded = False
         outline.kept = len(singles)
         alone = not (self._roster.waiting or prompts or self._by_age)
-        self._speculation.open(len(singles), self._rows, alone)
+        self._speculation.open(singles, self._rows, alone)
         if self._by_age:
             for sequence in sorted([*singles, *prompts], key=_age):
                 self._place_prompt(sequence) if sequence.due() > 1 else self._place_single(sequence)

@@ -19,8 +19,6 @@ GAIN = 1.03
 """Drafts must promise so many times the tokens per second: what is learned is not exact."""
 PROBES = 0.005
 """Share of the time that may go into trying what does not seem to pay."""
-LOOKS = 512
-"""Tokens that drafters look at in one step: about a millisecond, while the machine room works."""
 
 
 @dataclass(slots=True)
@@ -51,7 +49,6 @@ class Controller:
         self._outlook = _Outlook(0, 0.0)
         self._running = 0
         self._spare = 0
-        self._looks = 0
         self._purse = dict.fromkeys(self._drafters, 0.0)
         """Seconds that each drafter may be tried for."""
 
@@ -60,25 +57,28 @@ class Controller:
         """Whom it asks."""
         return tuple(self._drafters.values())
 
-    def open(self, running: int, rows: int, alone: bool) -> None:
-        """A step begins: so many sequences have one token due, of so many rows; `alone`: nobody else wants any."""
+    def open(self, singles: Many[Sequence], rows: int, alone: bool) -> None:
+        """A step begins: who has one token due, of so many rows; `alone`: nobody else wants any."""
+        running = len(singles)
         self._outlook = _Outlook(running, float(running))
         self._running = running
         self._spare = min(rows - running, MOST_OF_STEP) if alone and self._drafters else 0
-        self._looks = LOOKS
+        if self._spare > 0:
+            willing = [sequence for sequence in singles if sequence.speculates]
+            for drafter in self._drafters.values() if willing else ():
+                drafter.look(willing)
 
     def draft(self, sequence: Sequence) -> tuple[str, tuple[int, ...]]:
         """(whose, which) drafts a sequence gets whose newest token is computed in this step."""
         most = min(self._spare, self._most, sequence.limit - sequence.known - 1)
         best, by = NO_GUESS, ""
-        if not sequence.speculates:
+        if most <= 0 or not sequence.speculates:
             return by, best.tokens
         for drafter in self._drafters.values():
-            self._looks -= drafter.follow(sequence, self._looks) if self._looks > 0 else 0
-            if most > 0:
-                taken = self._worth(drafter.guess(sequence, most), drafter)
-                if sum(taken.chances) > sum(best.chances):
-                    best, by = taken, drafter.name
+            guess = drafter.guess(sequence, most)
+            taken = self._worth(guess, drafter) if guess.tokens else NO_GUESS
+            if sum(taken.chances) > sum(best.chances):
+                best, by = taken, drafter.name
         self._take(best, by)
         return by, best.tokens
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -34,8 +35,8 @@ class Drafter(Protocol):
     blind: bool
     """Whether only drafts that are verified tell how often it is right."""
 
-    def follow(self, sequence: Sequence, most: int) -> int:
-        """Look at tokens of a sequence that it has not seen yet, at most so many; how many it looked at."""
+    def look(self, sequences: Many[Sequence]) -> None:
+        """A step is planned in which these may have drafts: look at their tokens, or at some of them."""
         ...
 
     def guess(self, sequence: Sequence, most: int) -> Guess:
