@@ -12,6 +12,7 @@ from pagoda.backends.texts import NativeTexts
 from pagoda.engine.request import RequestState, Sequence
 from pagoda.engine.speculation import GuessingDrafter, NgramDrafter
 from pagoda.engine.speculation import ngram as ngram_file
+from pagoda.engine.speculation.odds import Bias
 from pagoda.plan import GUESS
 
 from .fakes import capacity, request
@@ -161,6 +162,18 @@ def test_who_never_repeats_anything_is_looked_at_less_and_less() -> None:
         who.output.append(token)
         drafter.look([who])
     assert drafter.guess(who, 2).tokens == (53, 54)
+
+
+def test_a_bias_moves_odds() -> None:
+    """Nothing seen: as expected. Twice as often right as expected, and half as often wrong: towards that."""
+    bias = Bias()
+    assert bias.applied(0.3, 8.0) == pytest.approx(0.3)
+    for i in range(600):
+        bias.add(i % 3 > 0, 1 / 3)
+        bias.check()
+    assert bias.applied(1 / 3, 1e-9) == pytest.approx(2 / 3, abs=0.02)
+    assert bias.applied(1 / 3, 8.0) < 0.64
+    assert bias.applied(0.9, 8.0) > 0.95
 
 
 def test_the_runners_guesses_are_placeholders() -> None:

@@ -21,6 +21,7 @@ from pagoda.engine.request import Sequence
 from pagoda.engine.roster import Roster
 from pagoda.engine.shares import OUTPUT_WEIGHT
 from pagoda.engine.speculation.controller import Controller
+from pagoda.engine.speculation.drafter import NO_GUESS
 from pagoda.obs.observer import Observer
 from pagoda.plan import PageMove, StepPlan
 
@@ -82,16 +83,18 @@ class Scheduler:
     def schedule(self) -> StepPlan | None:
         """The next step, or None if nothing can be computed before a plan in flight is finished.
 
-        A plan with drafts must be finished before: how long its sequences are depends on it.
+        A plan with drafts must be finished before: how long its sequences are depends on it. And sometimes it is better
+        to wait for the tokens in flight, because they tell which drafts are likely to be right.
         """
+        singles, prompts = self._due()
+        alone = not (self._roster.waiting or prompts or self._by_age)
+        if not self._speculation.open(singles, self._rows, alone):
+            return None
         self._outline = outline = Outline(self._rows)
         outline.loads, back = self._disk.begin()
         self._roster.come_back(back)
-        singles, prompts = self._due()
         self._crowded = False
         outline.kept = len(singles)
-        alone = not (self._roster.waiting or prompts or self._by_age)
-        self._speculation.open(singles, self._rows, alone)
         if self._by_age:
             for sequence in sorted([*singles, *prompts], key=_age):
                 self._place_prompt(sequence) if sequence.due() > 1 else self._place_single(sequence)
@@ -187,12 +190,12 @@ class Scheduler:
     def _place_drafts(self, sequence: Sequence) -> bool:
         """Its one row and drafts behind it, if it gets any; nobody loses a page for a guess."""
         end = sequence.computed + 1
-        drafter, drafts = self._speculation.draft(sequence) if end == sequence.known else ("", ())
-        if not drafts:
+        drafter, guess = self._speculation.draft(sequence) if end == sequence.known else ("", NO_GUESS)
+        if not guess.tokens:
             return False
-        extension = self._cache.extend(sequence.id, sequence.computed, end + len(drafts))
+        extension = self._cache.extend(sequence.id, sequence.computed, end + len(guess.tokens))
         if extension.fits:
-            self._outline.add(sequence, 1, extension, self._cache.table(sequence.id), drafter, drafts)
+            self._outline.add(sequence, 1, extension, self._cache.table(sequence.id), drafter, guess.tokens)
         return extension.fits
 
     def _place_prompt(self, sequence: Sequence) -> bool:

@@ -20,6 +20,12 @@ class Guess:
     """Token ids; or `plan.GUESS` for each that the runner's drafter is to fill in."""
     chances: tuple[float, ...] = ()
     """Of each token, how likely it is right together with all before it."""
+    sure: float = 1.0
+    """How likely the tokens in flight are those that it takes them for: part of the chances."""
+
+    def likeliest(self, count: int) -> Guess:
+        """So many of its tokens: the first ones."""
+        return Guess(self.tokens[:count], self.chances[:count], self.sure)
 
 
 NO_GUESS = Guess()

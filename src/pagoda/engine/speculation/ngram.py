@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from pagoda.engine.request import Sequence
 from pagoda.engine.speculation.drafter import MOST_DRAFTS, NO_GUESS, Guess
-from pagoda.engine.speculation.odds import Odds
+from pagoda.engine.speculation.odds import Bias, Odds
 from pagoda.engine.speculation.texts import BREAK, Line, Look, Text, Texts
 
 SHORTEST = 2
@@ -36,10 +36,12 @@ _FROM = (SHORTEST, 3, 4, 8, 16)
 """Lengths of match from which it counts as of another kind."""
 _WARMTHS = (0.0, 0.5)
 """Temperatures up to which outputs are alike."""
-_EXPECTED = (0.3, 0.4, 0.5, 0.65, 0.8)
+_EXPECTED = (0.4, 0.55, 0.7, 0.85, 0.9)
 """Of each kind, how often it is right, before anything was seen."""
-_WEIGHT = 3.0
-"""Trials' worth of what all requests showed, in what one request is expected to show."""
+_WEIGHT = 8.0
+"""Trials' worth of what was expected, of a kind by all requests and of one request by all kinds: of those tried on
+recorded outputs it foretells best.
+"""
 
 
 def _kind(length: int) -> int:
@@ -54,7 +56,8 @@ class _Follower:
     line: Line
     common: tuple[Odds, ...]
     """Of all sequences as warm as this one, by kind of match."""
-    odds: Odds = field(default_factory=Odds)
+    bias: Bias = field(default_factory=Bias)
+    """Of this one, against all of them."""
     seen: int = 0
     length: int = 0
     """Of the longest match."""
@@ -68,8 +71,9 @@ class _Follower:
     def learn(self, trials: Many[tuple[int, bool]]) -> None:
         """(length of a match, whether it was right) of each."""
         for length, right in trials:
-            self.odds.add(right)
-            self.common[_kind(length)].add(right)
+            kind = _kind(length)
+            self.bias.add(right, self.common[kind].chance(_EXPECTED[kind], _WEIGHT))
+            self.common[kind].add(right)
 
     def chances(self, most: int) -> list[float]:
         """How likely the first token is right, the first two are, and so on."""
@@ -79,7 +83,7 @@ class _Follower:
             kind = _kind(length)
             if kind not in each:
                 common = self.common[kind].chance(_EXPECTED[kind], _WEIGHT)
-                each[kind] = self.odds.chance(common, _WEIGHT)
+                each[kind] = self.bias.applied(common, _WEIGHT)
             chance *= each[kind]
             if chance < HOPELESS:
                 break
@@ -132,7 +136,10 @@ class NgramDrafter:
             return NO_GUESS
         skip = sequence.pending
         chances = follower.chances(skip + most)
-        return Guess(follower.tokens[skip : len(chances)], tuple(chances[skip:]))
+        if len(chances) <= skip:
+            return NO_GUESS
+        sure = chances[skip - 1] if skip else 1.0
+        return Guess(follower.tokens[skip : len(chances)], tuple(chances[skip:]), sure)
 
     def verified(self, sequence: Sequence, asked: int, right: int) -> None:
         """It judges its guesses by the tokens themselves; here it learns whether looking was in vain."""
@@ -169,7 +176,7 @@ class NgramDrafter:
         for follower in self._followers.values():
             assert len(follower.line) == follower.seen, "a line is not as long as what was looked at"
             follower.line.check()
-            follower.odds.check()
+            follower.bias.check()
 
     def _open(self, sequence: Sequence) -> _Follower:
         warmth = bisect_left(_WARMTHS, sequence.state.request.params.temperature)
