@@ -21,7 +21,7 @@ from pagoda.engine.speculation import Controller, NgramDrafter
 from pagoda.obs.observer import NoObserver
 from pagoda.types import CacheCause, FinishReason, Slo
 
-from .fakes import STOP, FakeRunner, FakeTokenizer, Oracle, capacity, expected, request
+from .fakes import STOP, FakeRunner, FakeTokenizer, Oracle, capacity, expected, grove, request
 
 NO_TARGETS = Slo()
 
@@ -197,7 +197,7 @@ def _ngrams() -> NgramDrafter:
     return NgramDrafter(NativeTexts())
 
 
-DRAFTERS = st.sampled_from([(), (Oracle,), (_ngrams,), (_ngrams, Oracle)])
+DRAFTERS = st.sampled_from([(), (Oracle,), (_ngrams,), (_ngrams, Oracle), (grove,), (grove,)])
 
 
 @settings(max_examples=400, deadline=None)

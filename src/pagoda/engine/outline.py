@@ -37,11 +37,14 @@ class Outline:
         pages: Tables,
         drafter: str = "",
         drafts: tuple[int, ...] = (),
+        parents: tuple[int, ...] = (),
+        paths: tuple[Tables, ...] = (),
     ) -> None:
-        """Place the next `size` tokens of a sequence and some drafts, all of which its pages cover."""
+        """Place the next `size` tokens of a sequence and some drafts, all of which its pages and paths cover."""
         start, end = sequence.computed, sequence.computed + size
         tokens = sequence.tokens(start, end) + drafts
-        self.chunks.append(Chunk(sequence.id, start, tokens, pages, end == sequence.known, len(drafts), drafter))
+        last = end == sequence.known
+        self.chunks.append(Chunk(sequence.id, start, tokens, pages, last, len(drafts), drafter, parents, paths))
         self.placed[sequence.id] = sequence
         self.rows -= len(tokens)
         if extension.copies:
@@ -49,6 +52,14 @@ class Outline:
         if not sequence.started:
             sequence.started = True
             self.starts.append(sequence.start())
+
+    def add_one(self, sequence: Sequence, pages: Tables) -> None:
+        """Place the one token that a sequence that has started has due; its pages cover it."""
+        start = sequence.computed
+        known = sequence.known
+        self.chunks.append(Chunk(sequence.id, start, sequence.tokens(start, start + 1), pages, start + 1 == known))
+        self.placed[sequence.id] = sequence
+        self.rows -= 1
 
     @property
     def empty(self) -> bool:
@@ -58,7 +69,7 @@ class Outline:
     def close(self, number: int, ends: tuple[int, ...]) -> StepPlan:
         """The plan; from here on its tokens count as computed, and the ones it samples as known."""
         for chunk, sequence in zip(self.chunks, self.placed.values(), strict=True):
-            sequence.computed = chunk.end
+            sequence.computed = chunk.start + len(chunk.tokens) - chunk.drafts
             sequence.pending += chunk.samples
             sequence.drafting = chunk.drafts
         return StepPlan(

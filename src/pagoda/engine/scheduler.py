@@ -12,7 +12,7 @@ from collections import deque
 from dataclasses import replace
 from enum import Enum
 
-from pagoda.cache import Extension, KVCache, Match, NoDisk
+from pagoda.cache import Extension, KVCache, Match, NoDisk, PathStart
 from pagoda.config import SchedulerConfig
 from pagoda.engine import pressure
 from pagoda.engine.outline import Outline
@@ -23,7 +23,7 @@ from pagoda.engine.shares import OUTPUT_WEIGHT
 from pagoda.engine.speculation.controller import Controller
 from pagoda.engine.speculation.drafter import NO_GUESS
 from pagoda.obs.observer import Observer
-from pagoda.plan import PageMove, StepPlan
+from pagoda.plan import PageMove, StepPlan, TreePath, tree_paths
 
 _NO_DISK = NoDisk()
 _log = logging.getLogger(__name__)
@@ -184,7 +184,12 @@ class Scheduler:
     def _place_single(self, sequence: Sequence) -> None:
         """The one row of a sequence that runs, unless an older one took its pages in this step."""
         self._outline.kept -= 1
-        if sequence.holds_pages and not (self._drafts and self._place_drafts(sequence)):
+        if not sequence.holds_pages or (self._drafts and self._place_drafts(sequence)):
+            return
+        tables = self._cache.next_slot(sequence.id, sequence.computed) if sequence.started else None
+        if tables is not None:
+            self._outline.add_one(sequence, tables)
+        else:
             self._place(sequence, 1)
 
     def _place_drafts(self, sequence: Sequence) -> bool:
@@ -193,10 +198,25 @@ class Scheduler:
         drafter, guess = self._speculation.draft(sequence) if end == sequence.known else ("", NO_GUESS)
         if not guess.tokens:
             return False
-        extension = self._cache.extend(sequence.id, sequence.computed, end + len(guess.tokens))
-        if extension.fits:
-            self._outline.add(sequence, 1, extension, self._cache.table(sequence.id), drafter, guess.tokens)
-        return extension.fits
+        paths = tree_paths(guess.parents)
+        line = paths[0].end if paths else len(guess.tokens)
+        extension = self._cache.extend(sequence.id, sequence.computed, end + line)
+        if not extension.fits:
+            return False
+        if len(paths) < 2 or not (opened := self._open_paths(sequence, paths)).fits:
+            table = self._cache.table(sequence.id)
+            self._outline.add(sequence, 1, extension, table, drafter, guess.tokens[:line])
+            return True
+        tables = [self._cache.table(sequence.id, path) for path in range(len(paths))]
+        both = replace(extension, copies=extension.copies + opened.copies)
+        self._outline.add(sequence, 1, both, tables[0], drafter, guess.tokens, guess.parents, tuple(tables[1:]))
+        return True
+
+    def _open_paths(self, sequence: Sequence, paths: tuple[TreePath, ...]) -> Extension:
+        """Pages for a tree's paths beside the first, if each that runs could still have one."""
+        end = sequence.computed + 1
+        starts = [PathStart(path.leaves, end + path.depth - 1, end + path.end_depth) for path in paths[1:]]
+        return self._cache.open_paths(sequence.id, sequence.computed, starts, len(self._roster.running))
 
     def _place_prompt(self, sequence: Sequence) -> bool:
         """The next chunk of a prompt that was begun; False if the step is full."""
