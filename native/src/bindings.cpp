@@ -256,12 +256,12 @@ NB_MODULE(_native, m) {
   nb::class_<Program>(m, "Program")
       .def(
           nb::new_([](const std::string& isa, const std::vector<InstructionTuple>& instructions,
-             const std::vector<std::tuple<bool, int, int>>& buffers, std::vector<std::shared_ptr<Weight>> weights,
+             const std::vector<std::tuple<bool, int, int, int, int>>& buffers, std::vector<std::shared_ptr<Weight>> weights,
              const std::vector<Floats>& vectors, const std::vector<std::tuple<Floats, Floats, int, bool>>& ropes, int logits) {
             std::vector<Instruction> list;
             for (const auto& [op, in, out, w, whole, real, text] : instructions) list.push_back({Op(op), in, out, w, whole, real, text});
             std::vector<BufferShape> shapes;
-            for (const auto& [sampled, integer, width] : buffers) shapes.push_back({sampled, integer, width});
+            for (const auto& [sampled, integer, width, chosen, experts] : buffers) shapes.push_back({sampled, integer, width, chosen, experts});
             std::vector<std::vector<float>> v;
             for (const auto& x : vectors) v.push_back(copied(x));
             std::vector<RopeAngles> r;
