@@ -213,7 +213,9 @@ NB_MODULE(_native, m) {
       .def("bandwidth", &ReadBuffer::bandwidth, "pool"_a, "isa"_a, "seconds"_a, nb::call_guard<nb::gil_scoped_release>());
   m.def("multiply_adds", &multiply_adds, "pool"_a, "isa"_a, "kind"_a, "seconds"_a, nb::call_guard<nb::gil_scoped_release>());
 
-  nb::class_<Weight>(m, "Weight").def_prop_ro("bytes", &Weight::bytes);
+  nb::class_<Weight>(m, "Weight")
+      .def_prop_ro("bytes", &Weight::bytes)
+      .def_prop_ro("address", [](const Weight& w) { return uintptr_t(w.packed().data); });
   m.def("packed_bytes", &packed_bytes, "format"_a, "n"_a, "k"_a, "Bytes of a matrix [n, k] once it is packed.");
   nb::exception<ReadFailed>(m, "ReadFailed", PyExc_OSError);
   m.def("pack", &pack_matrices, "pool"_a, "matrices"_a);

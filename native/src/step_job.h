@@ -14,6 +14,10 @@
 
 namespace pagoda {
 
+// Work of a matrix is shared out by so many tiles of 16 columns.
+int columns_per_tile(const Packed& w);
+inline int parts(int n, int per) { return (n + per - 1) / per; }
+
 class StepJob : public Job {
  public:
   StepJob(std::shared_ptr<Program> program, std::shared_ptr<KVStore> kv, std::shared_ptr<Slots> slots, Step step, int threads);
