@@ -3,7 +3,7 @@
 Two bounds (the roofline: Williams, Waterman, Patterson 2009). A step of one sequence reads every weight and the keys
 and values of its context, so the bytes it moves are held against read bandwidth; of a mixture's experts it reads those
 that some row chose. A prompt is products, a multiply-add counting as two operations, so these are held against the peak
-of int8 multiply-adds, whatever the activations are. A step of several sequences is held against the bound it is nearer to.
+of int8 multiply-adds, whatever the activations are. A step of several sequences is held against the nearer of the two.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from pagoda.config import EngineConfig
 from pagoda.models import read_config
 from pagoda.models.mixtral import MixtureConfig
 from pagoda.runner.sizing import size
-
 
 EXPERT = r"\.ffn_(gate|up|down)(_exps|\.\d+)\.weight"
 """Tensors of which a row sees a few experts' parts."""

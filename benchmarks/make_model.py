@@ -1,4 +1,4 @@
-"""Write a GGUF with random weights, shaped as a Llama or a mixture, to measure speed and memory at sizes nobody ships here.
+"""Write a GGUF of random weights, shaped as a Llama or a mixture, to measure speed and memory at any size.
 
     python benchmarks/make_model.py OUT.gguf                        # 1.24 G weights, as Llama 3.2 1B is shaped, q4_0
     python benchmarks/make_model.py OUT.gguf --shape tiny --mix q4_k_m --seed 7
@@ -12,7 +12,8 @@ on any NumPy: only the raw words of PCG64 are used.
 
 Mixes: q4_0, q4_1 and q8_0 use that format for every matrix but the embedding, which is Q8_0; q4_k_m uses Q4_K and, as
 llama.cpp does, Q6_K for the embedding and for v and down in half of the layers. The embedding also projects to the
-vocabulary (tied), except in mixtures: these are OLMoEs, with an output matrix in the embedding's format and an f32 router. The tokenizer is byte-level BPE with 256 bytes, a few hundred merges and unused entries to fill up.
+vocabulary (tied), except in mixtures: these are OLMoEs, with an output matrix in the embedding's format and an f32
+router. The tokenizer is byte-level BPE with 256 bytes, a few hundred merges and unused entries to fill up.
 Layouts: the GGUF specification, version 3, and the block layouts of ggml. Needs NumPy alone.
 """
 

@@ -35,7 +35,9 @@ def tensors(name: str, width: int = WIDTH, hidden: int = HIDDEN) -> list[StoredT
 
 def moe(ops: Any, w: list[Any], chosen: int, width: int = WIDTH) -> None:
     experts = Experts(w[:EXPERTS], w[EXPERTS : 2 * EXPERTS], w[2 * EXPERTS :])
-    ops.output("R.y", ops.moe(ops.input("R.x", width), ops.input("R.scores", EXPERTS), experts, chosen, "silu", "chosen"))
+    ops.output(
+        "R.y", ops.moe(ops.input("R.x", width), ops.input("R.scores", EXPERTS), experts, chosen, "silu", "chosen")
+    )
 
 
 def dense(ops: Any, w: list[Any]) -> None:

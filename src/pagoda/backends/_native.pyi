@@ -75,7 +75,7 @@ class Program:
         self,
         isa: str,
         instructions: Sequence[tuple[int, list[int], list[int], list[int], list[int], list[float], str]],
-        buffers: Sequence[tuple[bool, int, int]],
+        buffers: Sequence[tuple[bool, int, int, int, int]],
         weights: Sequence[Weight],
         vectors: Sequence[Floats],
         ropes: Sequence[tuple[Floats, Floats, int, bool]],

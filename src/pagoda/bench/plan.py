@@ -19,7 +19,6 @@ from pagoda.config import EngineConfig
 from pagoda.runner.sizing import KV_AUTO, KV_SHARE, TYPICAL, Sizing, size
 from pagoda.text.tokenizer import Tokenizer
 
-
 STEPS = (1, 8, 32)
 """Sequences decoded together, for which a mixture's reads are told."""
 
@@ -124,7 +123,7 @@ def weight_lines(s: Sizing) -> Iterator[str]:
 
 
 def mixture_lines(s: Sizing) -> Iterator[str]:
-    """Of a mixture: weights that decoding steps read, since a step leaves alone the experts that none of its rows chose."""
+    """Of a mixture: weights that decoding steps read; experts that none of a step's rows chose are left alone."""
     r = s.reads
     for m in r.mixtures:
         yield (
