@@ -40,6 +40,7 @@ enum class Op : int {
   Gather,    // x or [q] -> the same in routed rows
   Experts,   // x or [q] -> y.. all in routed rows    weights: for each y those of all experts, then one of biases each?; whole: experts
   Combine,   // y of routed rows, routes -> z         the sum of a row's routed rows, weighed, best first
+  Permute,   // x -> y          whole: for each column of y, the column of x that it is
 };
 
 struct Instruction {
@@ -59,6 +60,8 @@ struct RopeAngles {
 struct Step {
   // ids: -1 is the sequence's token sampled last, -2 - i token i of its slot in `guesses`
   std::vector<int32_t> ids, positions, sequences, sampled, slots, guesses;
+  // Empty, or of each sequence the row of another that its first row follows: it is a path of a tree. -1: none
+  std::vector<int32_t> parents;
   struct Table {
     std::vector<int32_t> pages;
     int width;
@@ -93,6 +96,7 @@ class Program : public std::enable_shared_from_this<Program> {
  private:
   friend class StepJob;
   void check_rows(const Step& step) const;
+  void check_parents(const Step& step) const;
   void check_inputs(const Step& step) const;
   void check_tables(const Step& step, const KVStore& kv) const;
   const Kernels& kernels_;

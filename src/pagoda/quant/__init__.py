@@ -3,6 +3,6 @@
 Knows the bytes of a block and the numbers they stand for. Knows nothing of files, models or kernels.
 """
 
-from pagoda.quant.registry import Quantizer, by_id, by_name, names, quantizer, type_id
+from pagoda.quant.registry import F8S, Q4_Z, Q8_Z, Quantizer, by_id, by_name, ggml_names, names, quantizer, type_id
 
-__all__ = ["Quantizer", "by_id", "by_name", "names", "quantizer", "type_id"]
+__all__ = ["F8S", "Q4_Z", "Q8_Z", "Quantizer", "by_id", "by_name", "ggml_names", "names", "quantizer", "type_id"]
