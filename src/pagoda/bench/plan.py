@@ -20,6 +20,9 @@ from pagoda.plan import most_pages
 from pagoda.runner.sizing import KV_AUTO, KV_SHARE, TYPICAL, Sizing, size
 from pagoda.text.tokenizer import Tokenizer
 
+STEPS = (1, 8, 32)
+"""Sequences decoded together, for which a mixture's reads are told."""
+
 
 def resident_bytes() -> int:
     """Memory of this process that is in RAM."""
@@ -81,6 +84,9 @@ class Plan:
             "process_bytes": self.process,
             "started_bytes": self.started,
             "most_bytes": self.most,
+            "step_weight_bytes": {str(n): s.reads.step(n) for n in STEPS},
+            "expert_bytes": s.reads.experts,
+            "active_experts": [{str(n): m.active(n) for n in STEPS} for m in s.reads.mixtures],
             "decode_read_bytes": {"0": s.token_read(0), str(s.longest): s.token_read(s.longest)},
             "read_bytes_s": self.bandwidth,
             "decode_tok_s": None if self.bandwidth is None else {str(c): self.decode(c) for c in (0, s.longest)},
@@ -109,6 +115,7 @@ class Plan:
             if speed is not None and self.bandwidth is not None:
                 total += f"; {self.bandwidth / 1e9:.1f} GB/s / that = {speed:.0f} tokens/s at most"
             yield f"decode     one sequence after {context} tokens reads {read} = {total}"
+        yield from mixture_lines(s)
         if self.bandwidth is None:
             yield "           --measure divides this machine's read bandwidth by it"
 
@@ -122,6 +129,24 @@ def weight_lines(s: Sizing) -> Iterator[str]:
     yield f"weights    {_mb(s.weight_bytes)} packed"
     for w in s.weights:
         yield f"           {w.format}: {w.tensors} tensors, {w.numbers} numbers, {w.bytes} bytes"
+
+
+def mixture_lines(s: Sizing) -> Iterator[str]:
+    """Of a mixture: weights that decoding steps read; experts that none of a step's rows chose are left alone."""
+    r = s.reads
+    for m in r.mixtures:
+        yield (
+            f"experts    {m.chosen} of {m.experts} for each token and layer; all of them are {_mb(m.bytes)}, "
+            f"one is {_mb(m.bytes / m.experts)} in all layers together"
+        )
+    for rows in STEPS if r.mixtures else ():
+        active = " + ".join(f"{m.active(rows):.1f} x {_mb(m.bytes / m.experts)} of experts" for m in r.mixtures)
+        yield (
+            f"           a step of {rows} reads {_mb(r.shared + rows * r.embedding)} of other weights + {active} = "
+            f"{_mb(r.step(rows))}; with all experts it would be {_mb(r.shared + rows * r.embedding + r.experts)}"
+        )
+    if r.mixtures:
+        yield "           (active on average, if all are liked alike: E (1 - (1 - k / E)^rows) of E experts)"
 
 
 def kv_lines(s: Sizing) -> Iterator[str]:

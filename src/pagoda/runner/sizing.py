@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 
-from pagoda.backends.footprint import Footprint, footprint, packed_bytes, stand_in
+from pagoda.backends.footprint import Footprint, Reads, footprint, packed_bytes, stand_in
 from pagoda.backends.ops import KVGroup
 from pagoda.config import EngineConfig
 from pagoda.errors import InvalidConfig, MemoryLimit
@@ -45,8 +45,8 @@ class Sizing:
 
     model: str
     weights: tuple[WeightSize, ...]
-    token_weights: int
-    """Weights read for one token of one sequence."""
+    reads: Reads
+    """Weights read by a step."""
     kv_format: str
     groups: tuple[KVGroup, ...]
     page_size: int
@@ -81,6 +81,11 @@ class Sizing:
     def weight_bytes(self) -> int:
         """All weights, packed."""
         return sum(w.bytes for w in self.weights)
+
+    @property
+    def token_weights(self) -> int:
+        """Weights read for one token of one sequence."""
+        return self.reads.step(1)
 
     @property
     def token_bytes(self) -> int:
@@ -118,8 +123,13 @@ class Sizing:
 
     def token_read(self, context: int) -> int:
         """What decoding one token of a single sequence reads, after `context` tokens."""
+        return self.step_read(1, context)
+
+    def step_read(self, sequences: int, context: int) -> int:
+        """What a step reads that decodes one token of each of so many sequences, after `context` tokens of each."""
         seen = (context if group.window is None else min(context, group.window) for group in self.groups)
-        return self.token_weights + -(-_sum(seen, self.page_bytes) // self.page_size)
+        each = -(-_sum(seen, self.page_bytes) // self.page_size)
+        return self.reads.step(sequences) + sequences * each
 
 
 def page_bytes(group: KVGroup, page_size: int, kv_format: str) -> int:
@@ -162,7 +172,7 @@ def size(source: Source, config: EngineConfig, free: int, drafter: Source | None
     return Sizing(
         model=source.architecture,
         weights=_by_format(forms, packed),
-        token_weights=counts.read,
+        reads=counts.reads,
         kv_format=config.model.kv_format,
         groups=model.groups,
         page_size=page_size,
@@ -213,7 +223,8 @@ def _product(dims: Iterable[int]) -> int:
 def _step(counts: Footprint, config: EngineConfig) -> int:
     scheduler = config.scheduler
     drafts = 0 if scheduler.speculate == "off" else MOST_OF_STEP
-    return counts.row * scheduler.rows + counts.sampled_row * min(scheduler.max_num_seqs + drafts, scheduler.rows)
+    sampled = counts.sampled_row * min(scheduler.max_num_seqs + drafts, scheduler.rows)
+    return counts.row * scheduler.rows + counts.fixed + sampled
 
 
 def _sum(counts: Iterable[int], sizes: Iterable[int]) -> int:
