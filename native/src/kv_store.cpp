@@ -45,12 +45,16 @@ KVStore::KVStore(const std::vector<GroupShape>& groups, int slots, KVFormat form
     : KVStore(groups, slots, everywhere(format, groups), pool) {}
 
 KVStore::KVStore(std::vector<GroupShape> groups, int slots, const std::vector<std::vector<KVFormat>>& formats, Pool* pool)
-    : groups_(std::move(groups)) {
+    : groups_(std::move(groups)), slots_(slots) {
   require(formats.size() == groups_.size(), "formats are needed for each KV group");
   if (slots < 1 || slots & (slots - 1)) throw std::invalid_argument("a page has a number of slots that is a power of two");
   for (size_t i = 0; i < groups_.size(); i++) {
     const GroupShape& g = groups_[i];
     require(formats[i].size() == size_t(g.layers), "a format is needed for each layer of a KV group");
+    if (!g.layers) {
+      layers_.emplace_back();
+      continue;
+    }
     std::vector<KVPages> layers;
     std::vector<size_t> begins;
     size_t bytes = 0;

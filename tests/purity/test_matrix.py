@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from pagoda.backends.texts import NativeTexts
 from pagoda.engine.speculation import GuessingDrafter, NgramDrafter
 from pagoda.engine.speculation.drafter import Drafter
 from trees import TreeDrafter, known_outputs
@@ -63,7 +64,7 @@ def baseline(models: dict[str, Path]) -> Iterator[Baseline]:
     longest = max(PROMPTS) + MOST_TOKENS
     contexts = {
         name: opened(
-            models[name], world.kv_format, -(-longest // PLAIN_PAGE), PLAIN_PAGE,
+            models[name], world.kv_format, lambda _: -(-longest // PLAIN_PAGE), PLAIN_PAGE,
             activations=world.activations, isa="scalar", threads=1, fuse=False,
         )
         for name, world in WORLDS.items()
@@ -105,7 +106,7 @@ def test_matrix(case: dict[str, Any], models: dict[str, Path], baseline: Baselin
             "known": [Knowing(outputs, None)],
             "two of three right": [Knowing(outputs, 3)],
             "trees": [TreeDrafter(known_outputs(outputs), world.vocabulary)],
-            "n-grams": [NgramDrafter()],
+            "n-grams": [NgramDrafter(NativeTexts())],
             "first layer": [GuessingDrafter("self")],
             "a model of its own": [GuessingDrafter("draft")],
         }

@@ -59,7 +59,7 @@ class Decoder(ABC):
         """Where layer i keeps keys and values, and how it scores; `scale` is head_dim^-0.5 if not said."""
         c = self.config
         scale = c.head_dim**-0.5 if scale is None else scale
-        return KVLayer(0, i, c.kv_heads, c.head_dim, scale, c.windows[i], soft_cap, sinks)
+        return KVLayer(*c.place(i), c.kv_heads, c.head_dim, scale, c.windows[i], soft_cap, sinks)
 
     def kv_formats(self, text: str) -> list[list[str]]:
         """How each layer of each KV group is stored, of a `kv_format` such as `int4` or `int4:0,5`.
