@@ -14,7 +14,7 @@ from pagoda.errors import UnsupportedModel
 from pagoda.quant.blocks import six_bit_bytes, six_bit_pairs
 
 READ = quant.names()
-WRITTEN = ("f32", "f16", "bf16", "q4_0", "q4_1", "q8_0")
+WRITTEN = ("f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0")
 
 
 def theirs(name: str) -> GGMLQuantizationType:

@@ -1,8 +1,7 @@
 """A model whose dense matrices are quantised as they are read, a few at a time; everything else passes through.
 
-Quantises rows as `quant` does, with the same bytes as a file that was quantised ahead of time. The embedding and the
-vocabulary projection become q8_0, whatever is asked of the layers: each token hangs on a few of their rows. So do rows
-that are no whole blocks of what is asked.
+Quantises rows as `quant` does, with the same bytes as a file that was quantised ahead of time; `quant.choice` says what
+each tensor becomes.
 """
 
 from __future__ import annotations
@@ -20,9 +19,6 @@ from pagoda.catalog.hf_directory import HuggingDirectory
 from pagoda.catalog.model_file import ModelFile
 from pagoda.errors import ModelFileError
 
-DENSE = ("f32", "f16", "bf16")
-OUTER = ("token_embd.weight", "output.weight")
-
 
 class Quantized:
     """`source`, in another weight format; it closes with this.
@@ -38,7 +34,6 @@ class Quantized:
     def __init__(self, source: ModelFile | HuggingDirectory, format: str) -> None:
         self._source = source
         self._format = quant.quantizer(format)
-        self._finer = quant.quantizer("q8_0")
         self.architecture = source.architecture
         self.metadata = source.metadata
         self.tensors: Mapping[str, TensorInfo] = MappingProxyType(
@@ -47,10 +42,9 @@ class Quantized:
 
     def _target(self, info: TensorInfo) -> quant.Quantizer | None:
         """What a tensor becomes; None if it stays: a vector, quantised already, or rows that are no whole blocks."""
-        if len(info.shape) < 2 or info.format.name not in DENSE:
+        if info.format.name not in quant.DENSE:
             return None
-        formats = (self._finer,) if info.name in OUTER else (self._format, self._finer)
-        return next((each for each in formats if info.shape[-1] % each.block == 0), None)
+        return quant.choose(info.name, info.shape, self._format.name)
 
     def _shown(self, info: TensorInfo) -> TensorInfo:
         wanted = self._target(info)

@@ -1,8 +1,22 @@
 """How numbers lie in model files: one file per weight format, found by name or by ggml's type id.
 
-Knows the bytes of a block and the numbers they stand for. Knows nothing of files, models or kernels.
+Knows the bytes of a block, the numbers they stand for, and how numbers become blocks. Knows nothing of files, models or
+kernels.
 """
 
-from pagoda.quant.registry import Quantizer, by_id, by_name, names, quantizer, type_id
+from pagoda.quant.choice import DENSE, OUTER, choose, is_matrix
+from pagoda.quant.registry import GridQuantizer, Quantizer, by_id, by_name, names, quantizer, type_id
 
-__all__ = ["Quantizer", "by_id", "by_name", "names", "quantizer", "type_id"]
+__all__ = [
+    "DENSE",
+    "OUTER",
+    "GridQuantizer",
+    "Quantizer",
+    "by_id",
+    "by_name",
+    "choose",
+    "is_matrix",
+    "names",
+    "quantizer",
+    "type_id",
+]

@@ -1,0 +1,110 @@
+"""Quantising a tensor a few rows at a time, as `quant` does, with its error: memory does not grow with the tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from pagoda import quant
+from pagoda.backends.ops import Bytes, Floats, StoredTensor
+from pagoda.catalog import AnyModel
+from pagoda.errors import ModelFileError
+from pagoda.quantize.layout import Output, turn_order
+
+PIECE = 2**18
+"""Numbers that are dequantised and quantised at once: quantisers take some ten arrays of as many."""
+
+
+@dataclass(slots=True)
+class Error:
+    """How far a tensor is from what it was."""
+
+    difference: float = 0.0
+    """Sum of squares."""
+    whole: float = 0.0
+    """Sum of squares of what it was."""
+
+    def add(self, was: Floats, became: Floats) -> None:
+        """Count some numbers in."""
+        apart = (became - was).ravel().astype(np.float64)
+        wide = was.ravel().astype(np.float64)
+        self.difference += float(apart @ apart)
+        self.whole += float(wide @ wide)
+
+    @property
+    def relative(self) -> float:
+        """Root of the quotient; 0 for zeros."""
+        return float((self.difference / self.whole) ** 0.5) if self.whole else 0.0
+
+
+def quantised_rows(source: AnyModel, output: Output, error: Error) -> Iterator[Bytes]:
+    """A tensor's bytes in the new file, piece by piece; `error` grows with them.
+
+    Raises:
+        ModelFileError: it cannot be read, or has numbers that are none.
+    """
+    for name in output.sources:
+        for batch in source.batches([name]):
+            for tensor in batch:
+                for piece in _pieces(tensor, output):
+                    yield turned(_quantised(source, piece, output, error), output)
+
+
+def _pieces(tensor: StoredTensor, output: Output) -> Iterator[StoredTensor]:
+    """Some whole rows each, whole heads if rows will change their places; a vector is a column."""
+    *outer, width = tensor.shape if len(tensor.shape) > 1 else (*tensor.shape, 1)
+    rows, size = int(np.prod(outer, dtype=np.int64)), width // tensor.format.block * tensor.format.block_bytes
+    step = output.turned[0] if output.turned else 1
+    many = max(1, PIECE // width // step) * step
+    for begin in range(0, rows, many):
+        count, stored = min(many, rows - begin), tensor.stored
+        part = (
+            stored[begin * size : (begin + count) * size]
+            if isinstance(stored, np.ndarray)
+            else stored.part(begin * size, count * size)
+        )
+        yield StoredTensor(tensor.name, (count, width), tensor.format, part)
+
+
+def _quantised(source: AnyModel, piece: StoredTensor, output: Output, error: Error) -> Bytes:
+    """[rows, bytes of a row]; as it is, if it is so already."""
+    raw = piece.raw
+    floats = replace(piece, stored=raw).floats()
+    if piece.format.name != output.format:
+        return encode_rows(source.name, output, floats, error)
+    check_numbers(source.name, output.name, floats)
+    error.add(floats, floats)
+    return raw.reshape(len(floats), -1)
+
+
+def check_numbers(model: str, name: str, floats: Floats) -> None:
+    """Refuse what has no quantised form.
+
+    Raises:
+        ModelFileError: there are numbers that are none.
+    """
+    if not np.isfinite(floats).all():
+        raise ModelFileError(
+            f"{model}: tensor {name!r} has NaN or infinite numbers, which cannot be quantised: the file is damaged, or "
+            "its training failed"
+        )
+
+
+def encode_rows(model: str, output: Output, floats: Floats, error: Error) -> Bytes:
+    """Numbers [rows, width] as they will be stored: [rows, bytes of a row].
+
+    Raises:
+        ModelFileError: there are numbers that are none.
+    """
+    stored = quant.quantizer(output.format)
+    check_numbers(model, output.name, floats)
+    raw = stored.quantize(floats.reshape(-1, stored.block))
+    error.add(floats, stored.dequantize(raw).reshape(floats.shape))
+    return raw.reshape(len(floats), -1)
+
+
+def turned(raw: Bytes, output: Output) -> Bytes:
+    """Rows [rows, ..] of whole heads in the file's order."""
+    return raw if output.turned is None else raw[turn_order(len(raw), output.turned)]
