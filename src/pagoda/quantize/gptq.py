@@ -17,6 +17,8 @@ from pagoda.quant import GridQuantizer
 Doubles = npt.NDArray[np.float64]
 DAMPING = 0.01
 """Added to the Hessian's diagonal, of its mean (section 3.3, step 3)."""
+SMALL = 64
+"""Columns of a triangle that is inverted as any matrix is."""
 
 
 def factor(hessian: Doubles) -> Floats:
@@ -30,10 +32,22 @@ def factor(hessian: Doubles) -> Floats:
     mean = float(diagonal.mean()) or 1.0
     diagonal[diagonal == 0] = mean
     diagonal += DAMPING * mean
-    lower = np.linalg.cholesky(damped)
-    inverted = np.linalg.inv(lower)
-    upper: Floats = np.linalg.cholesky(inverted.T @ inverted).T.astype(np.float32)
-    return upper
+    # With rows and columns reversed, H = R R^T has an upper R, and then the inverse is U^T U with U = R^-1.
+    reversed_factor = np.linalg.cholesky(damped[::-1, ::-1])
+    return _inverse(np.ascontiguousarray(reversed_factor[::-1, ::-1])).astype(np.float32)
+
+
+def _inverse(upper: Doubles) -> Doubles:
+    """Of an upper triangular matrix, half by half."""
+    k = len(upper)
+    if k <= SMALL:
+        return np.triu(np.linalg.inv(upper))
+    half = k // 2
+    result = np.zeros_like(upper)
+    first, last = _inverse(upper[:half, :half]), _inverse(upper[half:, half:])
+    result[:half, :half], result[half:, half:] = first, last
+    result[:half, half:] = -(first @ upper[:half, half:]) @ last
+    return result
 
 
 def quantize_columns(weights: Floats, upper: Floats, stored: GridQuantizer) -> Bytes:
