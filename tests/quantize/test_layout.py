@@ -140,4 +140,6 @@ def test_rows_that_are_no_whole_blocks_of_anything_stay(tmp_path: Path) -> None:
     became = {t.name: t.became for t in report.tensors}
     assert (became["blk.0.ffn_down.weight"], became["blk.0.ffn_up.weight"]) == ("f16", "q4_0")
     assert said == report.notes
-    assert said == ["f16 instead of q4_0, whose blocks do not divide the rows: blk.0.ffn_down.weight, blk.1.ffn_down.weight"]
+    assert said == [
+        "f16 instead of q4_0, whose blocks do not divide the rows: blk.0.ffn_down.weight, blk.1.ffn_down.weight"
+    ]

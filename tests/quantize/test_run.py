@@ -55,14 +55,14 @@ def stopping(after: int) -> Callable[[int, int], None]:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_stopped_anywhere_it_goes_on_to_the_same_bytes(model: Path, method: str) -> None:
-    """At every tensor of the run: each attempt comes a little further."""
+    """Each attempt is stopped a little later than the one before."""
     whole, out = model.with_name("whole.gguf"), model.with_name("out.gguf")
     options = Options("q4_0", method=method, tokens=100, threads=1)
     first = quantize(model, whole, options)
     stops = 0
     while not out.exists():
         try:
-            second = quantize(model, out, options, progress=stopping(25))
+            second = quantize(model, out, options, progress=stopping(5 * stops + 2))
         except KeyboardInterrupt:
             stops += 1
             assert directory_of(out).exists()
@@ -138,7 +138,7 @@ def test_what_is_refused(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out.write_bytes(b"mine")
     with pytest.raises(InvalidConfig, match="there already: name another file, or replace it with --force"):
         quantize(model, out)
-    with pytest.raises(InvalidConfig, match="there already: name another file$"):
+    with pytest.raises(InvalidConfig, match=r"there already: name another file$"):
         quantize(model, model.parent)
     with pytest.raises(InvalidConfig, match="is the model itself"):
         quantize(model, model, force=True)
@@ -202,7 +202,9 @@ def test_the_command(model: Path) -> None:
     assert "before" in told.stdout
     assert "bits each" in told.stdout
     assert runner.invoke(app, ["quantize", str(model), str(out)]).exit_code == 1
-    made = runner.invoke(app, ["quantize", str(model), str(out), "--force", "--json", "--method", "awq", "--tokens", "60"])
+    made = runner.invoke(
+        app, ["quantize", str(model), str(out), "--force", "--json", "--method", "awq", "--tokens", "60"]
+    )
     report: dict[str, Any] = json.loads(made.stdout)
     assert report["bytes_after"] < report["bytes_before"]
     assert {t["method"] for t in report["tensors"]} == {"plain", "awq"}
@@ -227,7 +229,7 @@ def test_memory_stays_below_two_layers_and_the_largest_tensor(tmp_path: Path) ->
     wide = {32: 768, 16: 384, 320: 8192}
     tensors = []
     for tensor in tiny_file(small).tensors:
-        grown = tuple(wide[n] if not tensor.name.startswith("blk") or len(tensor.shape) == 1 else wide[n] for n in tensor.shape)
+        grown = tuple(wide[n] for n in tensor.shape)
         if "ffn" in tensor.name and len(grown) == 2:
             grown = (768, 1024) if "down" in tensor.name else (1024, 768)
         tensors.append(Tensor(tensor.name, grown, "f32", noise[: 4 * int(np.prod(grown))]))

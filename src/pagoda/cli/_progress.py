@@ -39,7 +39,6 @@ class DownloadBar:
             self._bars.start()
         self._bars.update(self._bars.task_ids[0], completed=done)
 
-
     def say(self, text: str) -> None:
         """A line above the bar."""
         if self._bars is None:

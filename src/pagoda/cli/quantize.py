@@ -22,7 +22,9 @@ def quantize(
     out: Annotated[str, typer.Argument(metavar="OUT", help="The .gguf file to write.")],
     format: Annotated[
         str,
-        typer.Option("--format", "-f", help="Of layers' matrices: q4_0, q4_1, q4_k, q5_0, q5_1, q5_k, q6_k, q8_0, f16.."),
+        typer.Option(
+            "--format", "-f", help="Of layers' matrices: q4_0, q4_1, q4_k, q5_0, q5_1, q5_k, q6_k, q8_0, f16.."
+        ),
     ] = "q4_0",
     outer: Annotated[
         str | None,
@@ -34,12 +36,16 @@ def quantize(
     ] = "plain",
     calibrate: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="The text for awq and gptq, such as it will be used for; none is a built-in one."),
+        typer.Option(
+            metavar="FILE", help="The text for awq and gptq, such as it will be used for; none is a built-in one."
+        ),
     ] = None,
     tokens: Annotated[int, typer.Option(min=1, help="Most tokens of that text to use.")] = 8192,
     threads: Annotated[int | None, typer.Option(help="Worker threads; none takes all cores.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace OUT if it is there.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object: sizes, and each tensor's error.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object: sizes, and each tensor's error.")
+    ] = False,
 ) -> None:
     """Quantise a model: a GGUF file that Pagoda and llama.cpp read, with the same tokens and template.
 

@@ -34,7 +34,8 @@ class Grid:
         """The integers whose numbers are nearest: [blocks, block] -> [blocks, block]."""
         lines = floats.reshape(*self.steps.shape, -1)
         q = np.rint((lines - self.offsets[..., None]) * inverse(self.steps)[..., None])
-        return np.clip(q, self.low, self.high).astype(np.int8).reshape(floats.shape)
+        found: Integers = np.clip(q, self.low, self.high).astype(np.int8).reshape(floats.shape)
+        return found
 
     def numbers(self, integers: Integers) -> Floats:
         """What integers stand for: [blocks, block] -> [blocks, block]."""

@@ -23,7 +23,12 @@ Rounding = Callable[[Floats], Floats]
 
 
 def search(
-    magnitudes: Floats, samples: Floats, matrices: Sequence[Floats], rounding: Sequence[Rounding], repeats: int, size: int
+    magnitudes: Floats,
+    samples: Floats,
+    matrices: Sequence[Floats],
+    rounding: Sequence[Rounding],
+    repeats: int,
+    size: int,
 ) -> Floats | None:
     """Scales for input channels that change the matrices' outputs least, when these are quantised.
 
@@ -57,9 +62,7 @@ def _shared(x: Floats, repeats: int, size: int) -> Floats:
     return means
 
 
-def _loss(
-    scales: Floats | None, samples: Floats, matrices: Sequence[Floats], rounding: Sequence[Rounding]
-) -> float:
+def _loss(scales: Floats | None, samples: Floats, matrices: Sequence[Floats], rounding: Sequence[Rounding]) -> float:
     """Sum of squared differences of outputs."""
     total = 0.0
     for w, round_ in zip(matrices, rounding, strict=True):

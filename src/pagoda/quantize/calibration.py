@@ -18,7 +18,7 @@ from pagoda import quant
 from pagoda.backends.cpu import CpuBackend, rope_table
 from pagoda.backends.ops import Bytes, Floats, StoredTensor
 from pagoda.catalog import AnyModel
-from pagoda.errors import InvalidConfig
+from pagoda.errors import InvalidConfig, ModelFileError
 from pagoda.quantize import awq, gptq
 from pagoda.quantize.layout import Layout, Output, Unit
 from pagoda.quantize.rows import Error, check_numbers, encode_rows, turned
@@ -101,6 +101,11 @@ class Calibrated:
         tensors = self._read(unit)
         outputs = {o.name: o for o in unit.outputs}
         made = (self._awq if self._method == "awq" else self._gptq)(unit.layer, tensors, outputs)
+        if not all(np.isfinite(x).all() for x in self._hidden):
+            raise ModelFileError(
+                f"{self._source.name}: layer {unit.layer} gives NaN or infinite numbers for the calibration text: its "
+                "weights are wrong, or too large to calibrate; --method plain does not run the model"
+            )
         left = [n.split(".", 2)[2] for n, o in outputs.items() if n not in made and self._grid(o)]
         if left:
             self.notes.append(f"{', '.join(left)}: by the plain method, as their inputs are chosen by a router")
@@ -109,7 +114,10 @@ class Calibrated:
     def _read(self, unit: Unit) -> dict[str, StoredTensor]:
         names = [name for output in unit.outputs for name in output.sources]
         read = [tensor for batch in self._source.batches(names) for tensor in batch]
-        return {t.name: StoredTensor(t.name, t.shape, t.format, t.raw) for t in read}
+        tensors = {t.name: StoredTensor(t.name, t.shape, t.format, t.raw) for t in read}
+        for tensor in tensors.values():
+            check_numbers(self._source.name, tensor.name, tensor.floats())
+        return tensors
 
     def _grid(self, output: Output) -> quant.GridQuantizer | None:
         """The output's format, if it is one of scales and integers, of a matrix."""
@@ -139,7 +147,6 @@ class Calibrated:
             upper = gptq.factor(seen.pop(site).sums) if names else None
             for name in names:
                 floats, stored = tensors[name].floats(), self._grid(outputs[name])
-                check_numbers(self._source.name, name, floats)
                 assert stored is not None
                 assert upper is not None
                 raw = gptq.quantize_columns(floats, upper, stored)
@@ -156,7 +163,9 @@ class Calibrated:
         matrices = self._matrices(sites, outputs)
         scaled = Scaled(tensors, self._config, i)
         found = groups(self._config, i, sites, scaled.has)
-        scales = {g.site: s for g in found if (s := self._search(g, seen[g.site], scaled, matrices, outputs)) is not None}
+        scales = {
+            g.site: s for g in found if (s := self._search(g, seen[g.site], scaled, matrices, outputs)) is not None
+        }
         (same,), _ = self._layers.run(i, scaled.tensors(), self._hidden[:1])
         apart = float(np.abs(same - after[0]).max() / np.abs(after[0]).max())
         if not apart < SAME:
@@ -165,7 +174,6 @@ class Calibrated:
         made = Made()
         for name, site in matrices.items():
             floats, counts = scaled.floats(name), seen[site].squares
-            check_numbers(self._source.name, name, floats)
             if site in scales:
                 counts = counts / scales[site] ** 2
             made[name] = self._finished(outputs[name], floats, _nearest(floats, counts, outputs[name]))

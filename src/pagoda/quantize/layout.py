@@ -122,11 +122,14 @@ def _alignment(source: AnyModel) -> int:
     return found if isinstance(found, int) else 32
 
 
-def _units(source: AnyModel, config: Config) -> list[tuple[str, int | None, list[tuple[str, tuple[str, ...]]]]]:
+_Members = tuple[str, int | None, list[tuple[str, tuple[str, ...]]]]
+"""A unit's label and layer, and its tensors with those they consist of."""
+
+
+def _units(source: AnyModel, config: Config) -> list[_Members]:
     """Names of each unit's tensors, with those they consist of; what comes first in the model comes first."""
     outer, last = list(config.outer()), ("output_norm.weight", "output.weight")
-    first = [(name, (name,)) for name in outer if name not in last]
-    units: list[tuple[str, int | None, list[tuple[str, tuple[str, ...]]]]] = [("embedding", None, first)]
+    units: list[_Members] = [("embedding", None, [(name, (name,)) for name in outer if name not in last])]
     for i in range(config.layers):
         members: dict[str, tuple[str, ...]] = {}
         for name in config.block():
@@ -148,12 +151,19 @@ def _turned(source: AnyModel, config: Config) -> dict[str, tuple[int, int]]:
     if config.adjacent:
         raise ModelFileError(f"{source.name}: rotary pairs lie side by side, which no file of its family has")
     return {
-        f"{name}.{kind}": (config.head_dim, config.rope_dims) for name in ("attn_q", "attn_k") for kind in ("weight", "bias")
+        f"{name}.{kind}": (config.head_dim, config.rope_dims)
+        for name in ("attn_q", "attn_k")
+        for kind in ("weight", "bias")
     }
 
 
 def _output(
-    source: AnyModel, name: str, sources: tuple[str, ...], format: str, outer: str, turned: Mapping[str, tuple[int, int]]
+    source: AnyModel,
+    name: str,
+    sources: tuple[str, ...],
+    format: str,
+    outer: str,
+    turned: Mapping[str, tuple[int, int]],
 ) -> Output:
     infos = [source.tensors[each] for each in sources]
     own = tuple(infos[0].shape)

@@ -14,7 +14,6 @@ import pagoda
 from pagoda import catalog
 from pagoda.backends.ops import Bytes
 from pagoda.catalog import AnyModel, Progress
-from pagoda.catalog.gguf_head import padding
 from pagoda.errors import InvalidConfig, PagodaError
 from pagoda.quantize.calibration import CALIBRATED, Calibrated, calibration_text
 from pagoda.quantize.layout import FORMATS, Layout, Output, Unit, lay_out, quantised_formats
@@ -128,11 +127,14 @@ def quantize(
 
     Raises:
         InvalidConfig: the file is there already, cannot be written, or will not fit the disk.
-        UnknownModel, DownloadError, UnsupportedModel, ModelFileError: as `catalog.open_model`; or numbers that are none.
+        UnknownModel, DownloadError, UnsupportedModel, ModelFileError: as `catalog.open_model`.
+        ModelFileError: there are NaN or infinite numbers.
     """
     wanted, path = options or Options(), Path(out)
     if path.is_dir() or (path.exists() and not force):
-        raise InvalidConfig(f"{path} is there already: name another file" + ", or replace it with --force" * path.is_file())
+        raise InvalidConfig(
+            f"{path} is there already: name another file" + ", or replace it with --force" * path.is_file()
+        )
     try:
         with catalog.open_model(model, progress=fetching) as source:
             same = isinstance(source, catalog.ModelFile) and path.exists() and path.samefile(source.path)
@@ -214,7 +216,11 @@ class _Job:
             self._progress(unfinished.written, total)
 
     def _pieces(
-        self, unit: Unit, made: dict[str, tuple[Bytes, float, str]], reports: list[dict[str, Any]], unfinished: Unfinished
+        self,
+        unit: Unit,
+        made: dict[str, tuple[Bytes, float, str]],
+        reports: list[dict[str, Any]],
+        unfinished: Unfinished,
     ) -> Iterator[Bytes | bytes]:
         """A unit's bytes; `reports` grow with them."""
         before = unfinished.written

@@ -31,9 +31,7 @@ class Group:
     """Channels lie in runs of `size`, `repeats` of which in a row are made by the same rows."""
 
 
-def groups(
-    config: Config, i: int, sites: Mapping[str, Sequence[str]], has: Callable[[str], bool]
-) -> list[Group]:
+def groups(config: Config, i: int, sites: Mapping[str, Sequence[str]], has: Callable[[str], bool]) -> list[Group]:
     """Those of layer i, in the order of the layer."""
     heads = config.heads // config.kv_heads
     known = (

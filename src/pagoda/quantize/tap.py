@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from pagoda.backends.ops import Backend, Floats, KVGroup, KVLayer, Ops, Step, StoredTensor, Value, Weight
 from pagoda.catalog import AnyModel
@@ -68,10 +69,11 @@ class Layers:
         self._weights.clear()
         self._weights |= {p.name: w for p, w in zip(pieces, self._backend.weights(pieces), strict=True)}
 
-    def _step(self, ids: Sequence[int], inputs: dict[str, Floats]) -> Step:
-        count = len(ids)
+    def _step(self, ids: npt.ArrayLike, inputs: dict[str, Floats]) -> Step:
+        rows = np.array(ids, np.int32)
+        count = len(rows)
         return Step(
-            ids=np.array(ids, np.int32),
+            ids=rows,
             positions=np.arange(count, dtype=np.int32),
             sequences=np.zeros(count, np.int32),
             tables=(self._table,),
@@ -122,7 +124,7 @@ class Layers:
         program = self._backend.program(record)
         after = []
         for x in hidden:
-            found = program.run(self._kv, self._step([0] * len(x), {"hidden": x}))
+            found = program.run(self._kv, self._step(np.zeros(len(x)), {"hidden": x}))
             after.append(found.pop("hidden"))
             for name, value in found.items():
                 see(name.removeprefix(_INPUT), value)

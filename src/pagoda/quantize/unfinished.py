@@ -94,7 +94,7 @@ class Unfinished:
             file.seek(self.written)
             file.truncate()
             for piece in pieces:
-                file.write(memoryview(piece).cast("B"))
+                file.write(piece if isinstance(piece, bytes) else np.ascontiguousarray(piece).data)
             end = file.tell()
             file.flush()
             os.fsync(file.fileno())
