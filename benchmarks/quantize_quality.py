@@ -4,7 +4,8 @@
 
 Mean KL(reference || made) and the part of places where both think the same token likeliest, over the next-token
 distributions of a text, in sequences of 512 tokens; the last line is JSON. The text is this repository's own
-documentation, so figures compare within one commit only. Knows the backend and the model; nothing of how files were made.
+documentation, so figures compare within one commit only. Knows the backend and the model; nothing of how files were
+made.
 """
 
 from __future__ import annotations

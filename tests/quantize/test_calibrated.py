@@ -134,7 +134,7 @@ def test_scaling_changes_no_output(tmp_path: Path, name: str) -> None:
             tensors = {n: source.tensor(n) for n in source.tensors if n.startswith(f"blk.{i}.")}
             dense = not any("_exps" in n for n in tensors)
             sites = {f"layers.{i}.{s}": () for s in ("qkv", "o", *(("gate_up", "down") if dense else ()))}
-            scaled = Scaled(tensors, config, i)
+            scaled = Scaled("model", tensors, config, i)
             for group in groups(config, i, sites, scaled.has):
                 width = (
                     config.queries

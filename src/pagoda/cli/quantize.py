@@ -76,10 +76,10 @@ def _told(report: Report) -> str:
         entry = formats.setdefault(tensor.became, [0, 0])
         entry[0] += 1
         entry[1] += tensor.bytes
-    smaller = report.bytes_before / report.bytes_after
+    before, after = report.bytes_before / 1e6, report.bytes_after / 1e6
     lines = [
         f"file     {report.path}",
-        f"size     {report.bytes_before / 1e6:.1f} MB before, {report.bytes_after / 1e6:.1f} MB after ({smaller:.2f} to 1)",
+        f"size     {before:.1f} MB before, {after:.1f} MB after ({before / after:.2f} to 1)",
         f"weights  {report.bits_per_weight:.2f} bits each: "
         + ", ".join(f"{n} tensors in {form} ({size / 1e6:.1f} MB)" for form, (n, size) in formats.items()),
     ]

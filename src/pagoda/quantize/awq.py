@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from pagoda.backends.ops import Floats
+from pagoda.quantize.rows import row_slices
 
 STEPS = 20
 """Exponents tried, from 0 (nothing is scaled) on."""
@@ -65,10 +66,11 @@ def _shared(x: Floats, repeats: int, size: int) -> Floats:
 def _loss(scales: Floats | None, samples: Floats, matrices: Sequence[Floats], rounding: Sequence[Rounding]) -> float:
     """Sum of squared differences of outputs."""
     total = 0.0
-    for w, round_ in zip(matrices, rounding, strict=True):
-        became = round_(w) if scales is None else round_(w * scales) / scales
-        apart = samples @ (became - w).T
-        total += float(np.square(apart, dtype=np.float64).sum())
+    for matrix, round_ in zip(matrices, rounding, strict=True):
+        for here in row_slices(*matrix.shape):
+            w = matrix[here]
+            became = round_(w) if scales is None else round_(w * scales) / scales
+            total += float(np.square(samples @ (became - w).T, dtype=np.float64).sum())
     return total
 
 

@@ -21,7 +21,7 @@ from pagoda.catalog import AnyModel
 from pagoda.errors import InvalidConfig, ModelFileError
 from pagoda.quantize import awq, gptq
 from pagoda.quantize.layout import Layout, Output, Unit
-from pagoda.quantize.rows import Error, check_numbers, encode_rows, turned
+from pagoda.quantize.rows import Error, check_numbers, encode_rows, numbers, pieces, row_slices, turned
 from pagoda.quantize.scaling import Group, Scaled, groups
 from pagoda.quantize.statistics import Moments, Squares
 from pagoda.quantize.tap import Layers
@@ -116,7 +116,8 @@ class Calibrated:
         read = [tensor for batch in self._source.batches(names) for tensor in batch]
         tensors = {t.name: StoredTensor(t.name, t.shape, t.format, t.raw) for t in read}
         for tensor in tensors.values():
-            check_numbers(self._source.name, tensor.name, tensor.floats())
+            for piece in pieces(tensor):
+                check_numbers(self._source.name, tensor.name, piece.floats())
         return tensors
 
     def _grid(self, output: Output) -> quant.GridQuantizer | None:
@@ -131,9 +132,10 @@ class Calibrated:
         return {name: site for name, site in read.items() if name in outputs and self._grid(outputs[name])}
 
     def _finished(self, output: Output, floats: Floats, raw: Bytes) -> tuple[Bytes, float, str]:
-        error = Error()
-        stored = quant.by_name(output.format)
-        error.add(floats, stored.dequantize(raw.reshape(-1, stored.block_bytes)).reshape(floats.shape))
+        error, stored = Error(), quant.by_name(output.format)
+        for here in row_slices(*floats.shape):
+            back = stored.dequantize(raw[here].reshape(-1, stored.block_bytes))
+            error.add(floats[here], back.reshape(floats[here].shape))
         return turned(raw, output), error.relative, self._method
 
     # --- GPTQ ----------------------------------------------------------------------------------------------------
@@ -146,7 +148,7 @@ class Calibrated:
             names = [name for name, at in matrices.items() if at == site]
             upper = gptq.factor(seen.pop(site).sums) if names else None
             for name in names:
-                floats, stored = tensors[name].floats(), self._grid(outputs[name])
+                floats, stored = numbers(self._source.name, tensors[name]), self._grid(outputs[name])
                 assert stored is not None
                 assert upper is not None
                 raw = gptq.quantize_columns(floats, upper, stored)
@@ -161,7 +163,7 @@ class Calibrated:
         seen: dict[str, Moments] = {}
         after, sites = self._layers.run(i, list(tensors.values()), self._hidden, Moments.collect(seen))
         matrices = self._matrices(sites, outputs)
-        scaled = Scaled(tensors, self._config, i)
+        scaled = Scaled(self._source.name, tensors, self._config, i)
         found = groups(self._config, i, sites, scaled.has)
         scales = {
             g.site: s for g in found if (s := self._search(g, seen[g.site], scaled, matrices, outputs)) is not None
@@ -170,7 +172,7 @@ class Calibrated:
         apart = float(np.abs(same - after[0]).max() / np.abs(after[0]).max())
         if not apart < SAME:
             self.notes.append(f"layer {i}: left unscaled, as scaling changes what it gives by {apart:.1e} of its size")
-            scaled, scales = Scaled(tensors, self._config, i), {}
+            scaled, scales = Scaled(self._source.name, tensors, self._config, i), {}
         made = Made()
         for name, site in matrices.items():
             floats, counts = scaled.floats(name), seen[site].squares
@@ -214,7 +216,10 @@ def _nearest(floats: Floats, counts: Floats, output: Output) -> Bytes:
     """[n, bytes of a row]: scales chosen so that errors weigh as much as the inputs they meet."""
     stored = quant.by_name(output.format)
     assert isinstance(stored, quant.GridQuantizer)
-    blocks = floats.reshape(-1, stored.block)
-    weights = np.broadcast_to(counts / max(float(counts.mean()), 1e-30) + np.float32(1e-6), floats.shape)
-    grid = stored.grid(blocks, weights.reshape(blocks.shape).astype(np.float32))
-    return stored.pack(grid, grid.nearest(blocks)).reshape(len(floats), -1)
+    weights = (counts / max(float(counts.mean()), 1e-30) + 1e-6).astype(np.float32)
+    rows = []
+    for here in row_slices(*floats.shape):
+        blocks = floats[here].reshape(-1, stored.block)
+        grid = stored.grid(blocks, np.broadcast_to(weights, floats[here].shape).reshape(blocks.shape))
+        rows.append(stored.pack(grid, grid.nearest(blocks)).reshape(here.stop - here.start, -1))
+    return np.concatenate(rows)

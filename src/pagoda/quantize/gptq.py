@@ -21,13 +21,13 @@ SMALL = 64
 """Columns of a triangle that is inverted as any matrix is."""
 
 
-def factor(hessian: Doubles) -> Floats:
+def factor(hessian: Floats | Doubles) -> Floats:
     """The upper Cholesky factor of the damped Hessian's inverse: what algorithm 1 reads.
 
     Args:
         hessian: [k, k], the sum of x x^T over inputs x; a column that is always 0 counts as one of mean size.
     """
-    damped = hessian.copy()
+    damped = hessian.astype(np.float64)
     diagonal = np.einsum("ii->i", damped)
     mean = float(diagonal.mean()) or 1.0
     diagonal[diagonal == 0] = mean

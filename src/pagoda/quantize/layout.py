@@ -106,7 +106,7 @@ def lay_out(source: AnyModel, format: str, outer: str) -> Layout:
     config = read_config(source)
     turned = _turned(source, config)
     units, at, alignment = [], 0, _alignment(source)
-    for label, layer, members in _units(source, config):
+    for label, layer, members in _units(config):
         outputs = []
         for name, sources in members:
             output = _output(source, name, sources, format, outer, turned)
@@ -126,7 +126,7 @@ _Members = tuple[str, int | None, list[tuple[str, tuple[str, ...]]]]
 """A unit's label and layer, and its tensors with those they consist of."""
 
 
-def _units(source: AnyModel, config: Config) -> list[_Members]:
+def _units(config: Config) -> list[_Members]:
     """Names of each unit's tensors, with those they consist of; what comes first in the model comes first."""
     outer, last = list(config.outer()), ("output_norm.weight", "output.weight")
     units: list[_Members] = [("embedding", None, [(name, (name,)) for name in outer if name not in last])]

@@ -48,24 +48,41 @@ def quantised_rows(source: AnyModel, output: Output, error: Error) -> Iterator[B
     for name in output.sources:
         for batch in source.batches([name]):
             for tensor in batch:
-                for piece in _pieces(tensor, output):
+                for piece in pieces(tensor, output.turned[0] if output.turned else 1):
                     yield turned(_quantised(source, piece, output, error), output)
 
 
-def _pieces(tensor: StoredTensor, output: Output) -> Iterator[StoredTensor]:
-    """Some whole rows each, whole heads if rows will change their places; a vector is a column."""
+def pieces(tensor: StoredTensor, step: int = 1) -> Iterator[StoredTensor]:
+    """Some whole rows each, a multiple of `step`; a vector is a column."""
     *outer, width = tensor.shape if len(tensor.shape) > 1 else (*tensor.shape, 1)
     rows, size = int(np.prod(outer, dtype=np.int64)), width // tensor.format.block * tensor.format.block_bytes
-    step = output.turned[0] if output.turned else 1
+    for here in row_slices(rows, width, step):
+        stored, begin, end = tensor.stored, here.start * size, here.stop * size
+        part = stored[begin:end] if isinstance(stored, np.ndarray) else stored.part(begin, end - begin)
+        yield StoredTensor(tensor.name, (here.stop - here.start, width), tensor.format, part)
+
+
+def row_slices(rows: int, width: int, step: int = 1) -> Iterator[slice]:
+    """Rows that are worked on together, a multiple of `step`."""
     many = max(1, PIECE // width // step) * step
     for begin in range(0, rows, many):
-        count, stored = min(many, rows - begin), tensor.stored
-        part = (
-            stored[begin * size : (begin + count) * size]
-            if isinstance(stored, np.ndarray)
-            else stored.part(begin * size, count * size)
-        )
-        yield StoredTensor(tensor.name, (count, width), tensor.format, part)
+        yield slice(begin, min(begin + many, rows))
+
+
+def numbers(model: str, tensor: StoredTensor) -> Floats:
+    """A tensor's numbers, as an array of its own.
+
+    Raises:
+        ModelFileError: there are numbers that are none.
+    """
+    found = np.empty(tensor.shape, np.float32)
+    rows, at = found.reshape(-1, tensor.shape[-1] if len(tensor.shape) > 1 else 1), 0
+    for piece in pieces(tensor):
+        floats = piece.floats()
+        check_numbers(model, tensor.name, floats)
+        rows[at : at + len(floats)] = floats
+        at += len(floats)
+    return found
 
 
 def _quantised(source: AnyModel, piece: StoredTensor, output: Output, error: Error) -> Bytes:

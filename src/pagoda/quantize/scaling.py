@@ -16,6 +16,7 @@ from pagoda import quant
 from pagoda.backends.ops import Floats, StoredTensor
 from pagoda.models.config import Config
 from pagoda.quantize.awq import one_of_repeats
+from pagoda.quantize.rows import numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +48,14 @@ class Scaled:
     """A layer's tensors as numbers, some of them scaled.
 
     Args:
+        name: of the model, for messages.
         tensors: as they are stored.
         config: the model's.
         i: the layer's number.
     """
 
-    def __init__(self, tensors: Mapping[str, StoredTensor], config: Config, i: int) -> None:
-        self._tensors = tensors
+    def __init__(self, name: str, tensors: Mapping[str, StoredTensor], config: Config, i: int) -> None:
+        self._name, self._tensors = name, tensors
         self._floats: dict[str, Floats] = {}
         self._places: dict[str, tuple[str, int, int]] = {}
         for whole, parts in config.parts().items():
@@ -71,7 +73,7 @@ class Scaled:
     def floats(self, name: str) -> Floats:
         """A tensor's numbers as they are by now."""
         if name not in self._floats:
-            self._floats[name] = np.array(self._tensors[name].floats(), np.float32)
+            self._floats[name] = numbers(self._name, self._tensors[name])
         return self._floats[name]
 
     def apply(self, group: Group, readers: Sequence[str], scales: Floats) -> None:

@@ -9,7 +9,6 @@ import numpy as np
 
 from pagoda.backends.ops import Floats
 from pagoda.quantize.awq import SAMPLES
-from pagoda.quantize.gptq import Doubles
 
 PER_SEQUENCE = 64
 """Rows of each sequence that are kept as samples, evenly apart."""
@@ -19,7 +18,7 @@ class Squares:
     """The sum of x x^T."""
 
     def __init__(self, width: int) -> None:
-        self.sums: Doubles = np.zeros((width, width), np.float64)
+        self.sums: Floats = np.zeros((width, width), np.float32)
 
     def add(self, x: Floats) -> None:
         """Some more inputs, [rows, width]."""
