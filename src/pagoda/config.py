@@ -190,6 +190,8 @@ class ServerConfig:
     """Serve without keys on an address that other machines reach."""
     drain_timeout: float = 10.0
     """Seconds that answers under way may go on after the first SIGINT or SIGTERM."""
+    sampling_defaults: str = "model"
+    """What holds where a request says nothing: `model`, as the model's file recommends; `openai`, as OpenAI's API."""
     metrics_compat: str | None = None
     """`vllm` adds vLLM's names to `/metrics`; None has Pagoda's alone."""
     tenant_pin_tokens: int = 4096
@@ -203,6 +205,8 @@ class ServerConfig:
         _positive("max_body_bytes", self.max_body_bytes)
         if self.drain_timeout < 0:
             raise InvalidConfig(f"drain_timeout must be at least 0, got {self.drain_timeout:g}")
+        if self.sampling_defaults not in ("model", "openai"):
+            raise InvalidConfig(f"sampling_defaults must be model or openai, got {self.sampling_defaults!r}")
         if self.metrics_compat not in (None, "vllm"):
             raise InvalidConfig(f"metrics_compat must be vllm, got {self.metrics_compat!r}")
         if self.api_keys is None and not self.insecure and not _loopback(self.host):

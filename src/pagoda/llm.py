@@ -13,9 +13,8 @@ import time
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, aclosing, closing
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from itertools import count
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self, TypedDict, Unpack
 
@@ -24,7 +23,7 @@ from pagoda.cache import Disk, KVCache
 from pagoda.cache.kv_dir import KVDir
 from pagoda.cache.page_file import Seal
 from pagoda.cache.shelf import Shelf
-from pagoda.catalog import BUILTINS, AnyModel, Progress, open_model
+from pagoda.catalog import AnyModel, Progress, api_name, open_model
 from pagoda.completion import Completion, Gather, gather, raise_failure
 from pagoda.config import MAX_CHUNK, EngineConfig, MachineConfig, ModelConfig, SchedulerConfig
 from pagoda.engine import Engine, Runner, iterate, stream, validate
@@ -32,6 +31,7 @@ from pagoda.errors import InvalidConfig, InvalidRequest
 from pagoda.explain import PrefixExplanation, explain_prefix
 from pagoda.obs.observer import NoObserver, Observer
 from pagoda.openings import Warming, read_openings
+from pagoda.recommended import recommended
 from pagoda.runner.load import load_runner
 from pagoda.runner.runner import Runner as LoadedRunner
 from pagoda.runner.sizing import Sizing, size
@@ -106,16 +106,13 @@ class Opened:
     runner: _Closable
     sizing: Sizing | None = None
     """What was loaded, with its arithmetic; None for an engine that has no model."""
+    recommended: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of `SamplingParams` as the model's makers recommend them."""
 
     def close(self, drain_s: float = 0.0) -> None:
         """Stop the engine, then free the runner's memory."""
         self.engine.close(drain_s)
         self.runner.close()
-
-
-def _api_name(model: str) -> str:
-    """A built-in's name, a file's without `.gguf`, a directory's as it stands."""
-    return model if model in BUILTINS else Path(model).name.removesuffix(".gguf")
 
 
 _NOBODY = NoObserver()
@@ -152,7 +149,7 @@ def open_engine(config: EngineConfig, observer: Observer = _NOBODY, progress: Pr
     for pinned in engine.pin_again():
         if error := pinned.exception():
             _log.warning("a prefix is not pinned again: %s", error)
-    return Opened(engine, tokenizer, _api_name(name), runner, sizing)
+    return Opened(engine, tokenizer, api_name(name), runner, sizing, recommended(model_file.metadata))
 
 
 def disk_of(
@@ -207,7 +204,7 @@ class LLM:
     """A loaded model. Usable from several threads at once; close it, or use it as a context manager.
 
     Args:
-        model: A built-in name, or the path of a .gguf file or of a Hugging Face directory.
+        model: A built-in name, the path of a .gguf file or of a Hugging Face directory, or a Hugging Face id.
         progress: Is told how far the download is, if there is one.
         options: See `EngineOptions`; each field is described in `pagoda.config`.
 
@@ -247,6 +244,16 @@ class LLM:
         return self._engine.capacity.max_model_len
 
     @property
+    def recommended(self) -> SamplingParams:
+        """How the model's makers would sample: what is used where no params are given."""
+        return SamplingParams(**self._opened.recommended)
+
+    @property
+    def advice(self) -> Mapping[str, Any]:
+        """The fields of `recommended` that the model's file has a word on."""
+        return self._opened.recommended
+
+    @property
     def system_fingerprint(self) -> str:
         """Of weights, formats and arithmetic: outputs are comparable within one fingerprint."""
         return self._engine.capacity.fingerprint
@@ -258,7 +265,7 @@ class LLM:
 
         Args:
             prompts: One prompt or several.
-            params: For all prompts, or one for each.
+            params: For all prompts, or one for each; None is `recommended`.
 
         Raises:
             InvalidRequest: a prompt or parameter that cannot be served; nothing was generated.
@@ -358,7 +365,7 @@ class LLM:
     ) -> list[GenerateRequest]:
         arrival = time.monotonic()
         if params is None or isinstance(params, SamplingParams):
-            params = [params or SamplingParams()] * len(prompts)
+            params = [params or self.recommended] * len(prompts)
         if len(params) != len(prompts):
             raise InvalidRequest(
                 f"there are {len(prompts)} prompts and {len(params)} params: give one for each", "params"

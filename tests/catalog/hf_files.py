@@ -102,6 +102,38 @@ def byte_fallback() -> Tokenizer:
     return with_specials(tokenizer, specials)
 
 
+def unigram(squeeze: bool) -> Tokenizer:
+    """As T5's: EOS after a text."""
+    specials = ["<|begin|>", "<|end|>", "<|user|>"]
+    pieces = {"▁": -2.0, "▁the": -1.0, "▁he": -3.0, "he": -2.5, "ll": -2.5, "hell": -4.0, "o": -3.0, "t": -5.0}
+    pieces |= {letter: -6.0 - i for i, letter in enumerate("helrmab")}
+    vocabulary = [*((text, 0.0) for text in specials), *(p for p in pieces.items() if p[0] not in specials)]
+    tokenizer = Tokenizer(models.Unigram(vocabulary, 2))
+    if squeeze:
+        tokenizer.normalizer = normalizers.Sequence(
+            [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
+        )  # fmt: skip
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="always" if squeeze else "never")
+    made = with_specials(tokenizer, specials)
+    made.post_processor = processors.TemplateProcessing(single="$A <|end|>", special_tokens=[("<|end|>", 1)])
+    return made
+
+
+def wordpiece(lower: bool) -> Tokenizer:
+    """As BERT's."""
+    specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    words = ["the", "hello", "Hello", "hé", "##llo", "un", "##aff", "##able", ",", "[", "]", "m", "##ask", "MASK", "x"]
+    ids = {word: i for i, word in enumerate([*specials, *words])}
+    tokenizer = Tokenizer(models.WordPiece(ids, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lower)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    made = with_specials(tokenizer, specials)
+    made.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    return made
+
+
 def with_specials(tokenizer: Tokenizer, specials: Iterable[str]) -> Tokenizer:
     """Mark tokens 0, 1 and so on as special, and have prompts begin with the first."""
     value = json.loads(tokenizer.to_str())

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from pagoda import catalog
 from pagoda.catalog import ModelFile, digest, directory
 from pagoda.cli.pull import pull
-from pagoda.errors import DownloadError, ModelFileError, UnknownModel, UnsupportedModel
+from pagoda.errors import DownloadError, ModelFileError, UnknownModel
 from tiny import tiny_model
 
 
@@ -62,14 +62,6 @@ def test_a_built_in_name_comes_before_a_file(tmp_path: Path, monkeypatch: pytest
 def test_unknown_names(name: str) -> None:
     with pytest.raises(UnknownModel, match=r"built-in models are smollm2, gemma3-270m, others are paths"):
         catalog.resolve(name)
-
-
-def test_hugging_face_ids_are_not_there_yet(tmp_path: Path) -> None:
-    with pytest.raises(
-        UnsupportedModel, match=r"HuggingFaceTB/SmolLM2-135M looks like a Hugging Face id; .*\.gguf file"
-    ):
-        catalog.resolve("HuggingFaceTB/SmolLM2-135M")
-    assert catalog.resolve(str(tmp_path)) == tmp_path, "a directory is one of Hugging Face's"
 
 
 def test_the_table_is_sound() -> None:
@@ -233,7 +225,7 @@ def test_pull_prints_json(command: typer.Typer, model: Path) -> None:
 
 
 def test_pull_shows_progress_on_stderr_only(command: typer.Typer, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def resolve(name: str, *, progress: catalog.Progress, offline: bool) -> Path:
+    def resolve(name: str, *, progress: catalog.Progress, offline: bool, refresh: bool) -> Path:
         progress(0, 2_000_000)
         progress(2_000_000, 2_000_000)
         return model
@@ -252,7 +244,7 @@ def test_pull_offline_passes_the_error_on(command: typer.Typer) -> None:
 
 
 def test_pull_interrupted_says_how_to_go_on(command: typer.Typer, monkeypatch: pytest.MonkeyPatch) -> None:
-    def resolve(name: str, *, progress: catalog.Progress, offline: bool) -> Path:
+    def resolve(name: str, *, progress: catalog.Progress, offline: bool, refresh: bool) -> Path:
         progress(1, 2)
         raise KeyboardInterrupt
 

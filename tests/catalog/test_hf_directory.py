@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hf_files import byte_fallback, byte_level, safetensors, write_model
+from hf_files import byte_fallback, byte_level, safetensors, unigram, wordpiece, write_model
 
 from families.test_families import TOLERANCE, golden, log_softmax, logits_of_source
 from families.tiny_families import CONFIGS, ids, weights
@@ -115,6 +115,55 @@ def test_sentencepiece_ids(tmp_path: Path) -> None:
         assert list(ours.encode_prompt(text)) == wanted.encode(text).ids, text
 
 
+@pytest.mark.parametrize("squeeze", [False, True])
+def test_unigram_ids(tmp_path: Path, squeeze: bool) -> None:
+    """As T5's and XLM-R's tokenizers are saved; prompts end with EOS, as the post-processor says."""
+    path, wanted = written(tmp_path), unigram(squeeze)
+    wanted.save(str(path / "tokenizer.json"))
+    with open_model(path) as source:
+        assert source.metadata["tokenizer.ggml.model"] == "t5"
+        ours = Tokenizer.from_metadata(source.metadata)
+    for text in ("hello there", "  the   hell ", "hehe", "ähem", "t the thell", ""):
+        assert list(ours.encode_prompt(text)) == wanted.encode(text).ids, text
+
+
+@pytest.mark.parametrize("lower", [False, True])
+def test_wordpiece_ids(tmp_path: Path, lower: bool) -> None:
+    """As BERT's tokenizers are saved: [CLS] before a prompt, [SEP] after it."""
+    path, wanted = written(tmp_path), wordpiece(lower)
+    wanted.save(str(path / "tokenizer.json"))
+    (path / "generation_config.json").write_text(json.dumps({"eos_token_id": 3}))
+    names = {"cls_token": "[CLS]", "sep_token": "[SEP]", "unk_token": "[UNK]", "pad_token": "[PAD]"}
+    (path / "tokenizer_config.json").write_text(json.dumps(names))
+    with open_model(path) as source:
+        ours = Tokenizer.from_metadata(source.metadata)
+    for text in ("Hello the, 世x", "héllo", "unaffable", " the\n[MASK] ", ""):
+        assert list(ours.encode_prompt(text)) == wanted.encode(text.replace("[MASK]", "[ MASK ]")).ids, text
+        assert list(ours.encode(text, special=True)) == wanted.encode(text, add_special_tokens=False).ids
+
+
+@pytest.mark.parametrize(
+    ("match", "kind", "change"),
+    [
+        ("text is changed in a way that is not known", "Unigram", {"normalizer": {"type": "Lowercase"}}),
+        ("keeps blanks, and puts one before", "Unigram", {"normalizer": None}),
+        ("is no base64", "Unigram", {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "?"}}),
+        ("another normaliser than BERT's", "WordPiece", {"normalizer": {"type": "NFC"}}),
+        ("cut otherwise than BERT's", "WordPiece", {"pre_tokenizer": {"type": "Whitespace"}}),
+        ("set as it never was", "WordPiece", {"normalizer": {"type": "BertNormalizer", "handle_chinese_chars": False}}),
+        ("none of a Unigram model", "Unigram", {"model": {"type": "Unigram", "vocab": {"a": 1}}}),
+        ("none of a WordPiece model", "WordPiece", {"model": {"type": "WordPiece", "vocab": [["a", 1]]}}),
+        ("of type 'WordLevel'; BPE, Unigram and WordPiece can be read", "Unigram", {"model": {"type": "WordLevel"}}),
+    ],
+)
+def test_tokenizers_that_cannot_be_read(tmp_path: Path, match: str, kind: str, change: dict[str, Any]) -> None:
+    path = written(tmp_path)
+    made = json.loads((unigram(True) if kind == "Unigram" else wordpiece(True)).to_str())
+    (path / "tokenizer.json").write_text(json.dumps(made | change))
+    with pytest.raises(PagodaError, match=match):
+        open_model(path)
+
+
 def test_words_cut_in_an_unknown_way_are_refused(tmp_path: Path) -> None:
     path = written(tmp_path)
     byte_level(cut=r"\w+").save(str(path / "tokenizer.json"))
@@ -144,7 +193,7 @@ def test_what_a_directory_must_have(tmp_path: Path) -> None:
         ("models of type 'gpt_oss' are not known", {"model_type": "gpt_oss"}),
         ("quantised as 'awq'", {"quantization_config": {"quant_method": "awq"}}),
         ("num_hidden_layers must be a count", {"num_hidden_layers": -1}),
-        ("scaled as 'dynamic' are not known", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}),
+        ("scaled as 'proportional' are not known", {"rope_scaling": {"type": "proportional", "factor": 2.0}}),
         ("rope_scaling must be an object", {"rope_scaling": 3.5}),
         ("low_freq_factor is 9.0", {"rope_scaling": CONFIGS["llama3"]["rope_scaling"] | {"low_freq_factor": 9.0}}),
         ("heads of 6400000 elements", {"head_dim": 6400000}),

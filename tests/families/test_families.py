@@ -81,5 +81,6 @@ def test_what_makes_a_family_matters() -> None:
     """Each variant's logits are far from its plain relative's: passing over what it has would be seen."""
     for one, other in (
         ("llama2", "llama-linear"), ("phi3-long", "phi3-short"), ("qwen2", "qwen2-yarn"), ("llama2", "mistral"),
+        ("llama2", "llama-dynamic"),
     ):  # fmt: skip
         assert np.abs(log_softmax(golden(one)) - log_softmax(golden(other))).max() > 100 * TOLERANCE

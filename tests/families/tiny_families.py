@@ -38,6 +38,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
     for name, config in {
         "llama2": {"model_type": "llama"},
         "llama-linear": {"model_type": "llama", "rope_scaling": {"type": "linear", "factor": 4.0}},
+        "llama-dynamic": {
+            "model_type": "llama", "max_position_embeddings": 16, "rope_scaling": {"type": "dynamic", "factor": 3.0},
+        },
         "llama3": {
             "model_type": "llama", "rope_theta": 500000.0, "tie_word_embeddings": True,
             "rope_scaling": {

@@ -57,9 +57,10 @@ def serving(
     config: ServerConfig,
     observer: PrometheusObserver | None = None,
     identify: Identify = one_tenant,
+    **options: Any,
 ) -> Iterator[Running]:
     """A server over a started engine, in a thread of its own."""
-    app = build_app(engine, tokenizer, model, config, observer, identify)
+    app = build_app(engine, tokenizer, model, config, observer, identify, **options)
     sock = bind(config)
     url = url_of(sock)
     server = Quiet(app)

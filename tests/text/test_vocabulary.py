@@ -55,8 +55,8 @@ def test_something_must_spell_unknown_characters() -> None:
 
 
 def test_unknown_algorithm_is_named() -> None:
-    with pytest.raises(UnsupportedModel, match=r"tokenizer\.ggml\.model is 'bert'"):
-        Tokenizer.from_metadata(byte_level(ggml__model="bert"))
+    with pytest.raises(UnsupportedModel, match=r"tokenizer\.ggml\.model is 'rwkv'"):
+        Tokenizer.from_metadata(byte_level(ggml__model="rwkv"))
 
 
 def test_unknown_pre_tokenizer_is_named_with_the_nearest_known() -> None:

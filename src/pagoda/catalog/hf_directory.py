@@ -18,6 +18,7 @@ import numpy as np
 from pagoda import quant
 from pagoda.backends.ops import StoredTensor
 from pagoda.catalog.gguf import TensorInfo
+from pagoda.catalog.hf_generation import translate_sampling
 from pagoda.catalog.hf_tokenizer import translate_tokenizer
 from pagoda.catalog.hugging import Translation, translate
 from pagoda.catalog.safetensors import Entry, read_table
@@ -197,10 +198,11 @@ class HuggingDirectory:
         embedding = self._stored.get("token_embd.weight")
         if embedding is None:
             raise ModelFileError(f"{self.path}: tensor 'model.embed_tokens.weight' is missing")
-        return translate_tokenizer(
+        generation = self._json("generation_config.json", needed=False)
+        return translate_sampling(generation) | translate_tokenizer(
             self._json("tokenizer.json"),
             self._json("tokenizer_config.json", needed=False),
-            {**config, **self._json("generation_config.json", needed=False)},
+            {**config, **generation},
             self._text("chat_template.jinja"),
             embedding.shape[0],
             self.name,

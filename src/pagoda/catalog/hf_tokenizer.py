@@ -1,11 +1,14 @@
 """A Hugging Face tokenizer (tokenizer.json and its companions) in GGUF's words: `tokenizer.ggml.*` and the template.
 
 Knows the layout of those files. Byte-level BPE is recognised by the patterns that cut words, BPE that came from
-SentencePiece by its byte fallback; anything else is refused: token ids would be wrong.
+SentencePiece by its byte fallback; unigram models and BERT's WordPiece by their names. What is done to the text in any
+other way is refused: token ids would be wrong.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -36,29 +39,102 @@ def translate_tokenizer(
         UnsupportedModel: tokens of another kind.
     """
     model = tokenizer.get("model")
-    if (
-        not isinstance(model, dict)
-        or not isinstance(model.get("vocab"), dict)
-        or model.get("type") not in (None, "BPE")
-    ):
-        kind = model.get("type") if isinstance(model, dict) else model
-        raise UnsupportedModel(f"{path}: its tokenizer is of type {kind!r:.40}; BPE is what can be read")
-    merges = _merges(model.get("merges"), path)
-    tokens, kinds = _tokens(model["vocab"], _added(tokenizer, path), rows, path)
-    ids = {token: i for i, token in enumerate(tokens)}
-    values: dict[str, object] = {"tokens": tokens}
-    if model.get("byte_fallback"):
-        values |= {"model": "llama", "scores": _scores(tokens, merges, ids), "add_space_prefix": _prefix(tokenizer)}
-        kinds = [Kind.BYTE if _is_byte(t) else k for t, k in zip(tokens, kinds, strict=True)]
+    kind = (model.get("type") or "BPE") if isinstance(model, dict) else model
+    if not isinstance(model, dict) or kind not in ("BPE", "Unigram", "WordPiece"):
+        raise UnsupportedModel(f"{path}: its tokenizer is of type {kind!r:.40}; BPE, Unigram and WordPiece can be read")
+    vocabulary, scores = _vocabulary(model, kind, path)
+    tokens, kinds = _tokens(vocabulary, _added(tokenizer, path), rows, path)
+    ids, own = {token: i for i, token in enumerate(tokens)}, tokens
+    values: dict[str, object] = {}
+    if kind == "Unigram":
+        values |= _unigram(tokenizer, scores, rows, path)
+    elif kind == "WordPiece":
+        values |= {"model": "bert", "lowercase": _lowercase(tokenizer, path)}
+        tokens = [_word(t, model) if k == Kind.NORMAL else t for t, k in zip(tokens, kinds, strict=True)]
     else:
-        values |= {"model": "gpt2", "merges": [" ".join(pair) for pair in merges], "pre": _pre(tokenizer, path)}
-    values["token_type"] = [int(kind) for kind in kinds]
+        merges = _merges(model.get("merges"), path)
+        if model.get("byte_fallback"):
+            values |= {"model": "llama", "scores": _scores(tokens, merges, ids), "add_space_prefix": _prefix(tokenizer)}
+        else:
+            values |= {"model": "gpt2", "merges": [" ".join(pair) for pair in merges], "pre": _pre(tokenizer, path)}
+    if model.get("byte_fallback"):
+        kinds = [Kind.BYTE if _is_byte(t) else k for t, k in zip(tokens, kinds, strict=True)]
+    values |= {"tokens": tokens, "token_type": [int(k) for k in kinds]}
     values |= _special(ids, config, generation, model)
-    values["add_bos_token"] = _adds_bos(tokenizer, config, values.get("bos_token_id"), tokens)
+    values["add_bos_token"] = (
+        _adds(tokenizer, 0, values.get("bos_token_id"), own) or config.get("add_bos_token") is True
+    )
+    values["add_eos_token"] = _adds(tokenizer, -1, values.get("eos_token_id"), own)
     result: dict[str, object] = {PREFIX + key: value for key, value in values.items()}
     if text := _template(template, config):
         result["tokenizer.chat_template"] = text
     return result
+
+
+def _vocabulary(model: Json, kind: str, path: str) -> tuple[Json, list[float]]:
+    """Tokens and their ids, and of unigram models each token's score."""
+    vocabulary = model.get("vocab")
+    if kind != "Unigram" and isinstance(vocabulary, dict):
+        return vocabulary, []
+    if kind == "Unigram" and isinstance(vocabulary, list):
+        pairs = [pair for pair in vocabulary if isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str)]
+        if len(pairs) == len(vocabulary) and all(isinstance(score, int | float) for _, score in pairs):
+            return {token: i for i, (token, _) in enumerate(pairs)}, [float(score) for _, score in pairs]
+    raise ModelFileError(f"{path}: its tokenizer's vocab is {vocabulary!r:.60}, which is none of a {kind} model")
+
+
+def _unigram(tokenizer: Json, scores: list[float], rows: int, path: str) -> dict[str, object]:
+    """As SentencePiece normalises: its map, then what is done about blanks."""
+    values: dict[str, object] = {"model": "t5", "add_space_prefix": _prefix(tokenizer)}
+    squeeze = False
+    for step in _steps(tokenizer.get("normalizer"), "normalizers"):
+        match step.get("type"):
+            case "Precompiled" if isinstance(step.get("precompiled_charsmap"), str):
+                values["precompiled_charsmap"] = _decoded(step["precompiled_charsmap"], path)
+            case "Replace" if step.get("content") in (" ", "▁") and (step.get("pattern") or {}) == {"Regex": " {2,}"}:
+                squeeze = True
+            case "Strip" | "Prepend":
+                pass
+            case "Replace" if step.get("content") == "▁" and (step.get("pattern") or {}) == {"String": " "}:
+                pass
+            case _:
+                raise UnsupportedModel(f"{path}: text is changed in a way that is not known: {step!r:.200}")
+    for step in _steps(tokenizer.get("pre_tokenizer"), "pretokenizers"):
+        squeeze |= step.get("type") == "WhitespaceSplit"
+    if values["add_space_prefix"] and not squeeze:  # a blank is then put before those texts alone that have none
+        raise UnsupportedModel(f"{path}: a unigram model that keeps blanks, and puts one before a text, is not known")
+    # Ids beyond the scores are of tokens that were added: they are matched whole, and need none.
+    return values | {"remove_extra_whitespaces": squeeze, "scores": scores + [0.0] * (rows - len(scores))}
+
+
+def _decoded(text: str, path: str) -> list[int]:
+    try:
+        return list(base64.b64decode(text, validate=True))
+    except binascii.Error as error:
+        raise ModelFileError(f"{path}: precompiled_charsmap in tokenizer.json is no base64: {error}") from error
+
+
+def _lowercase(tokenizer: Json, path: str) -> bool:
+    """Whether BERT's normaliser makes capitals small.
+
+    Raises:
+        UnsupportedModel: words are not cut as BERT does.
+    """
+    normalizer, cut = tokenizer.get("normalizer"), tokenizer.get("pre_tokenizer")
+    if not isinstance(normalizer, dict) or normalizer.get("type") != "BertNormalizer":
+        raise UnsupportedModel(f"{path}: WordPiece with another normaliser than BERT's: {normalizer!r:.120}")
+    if not isinstance(cut, dict) or cut.get("type") != "BertPreTokenizer":
+        raise UnsupportedModel(f"{path}: WordPiece with words cut otherwise than BERT's: {cut!r:.120}")
+    lower = bool(normalizer.get("lowercase", True))
+    if normalizer.get("strip_accents") not in (None, lower) or not normalizer.get("handle_chinese_chars", True):
+        raise UnsupportedModel(f"{path}: BERT's normaliser is set as it never was for BERT: {normalizer!r:.120}")
+    return lower
+
+
+def _word(token: str, model: Json) -> str:
+    """In GGUF's spelling: a blank before the beginning of a word, nothing before what goes on."""
+    prefix = model.get("continuing_subword_prefix") or "##"
+    return token[len(prefix) :] if token.startswith(prefix) else f"▁{token}"
 
 
 def _list(value: Json, key: str) -> list[Any]:
@@ -179,8 +255,12 @@ def _pre(tokenizer: Json, path: str) -> str:
 def _special(ids: Mapping[str, int], config: Json, generation: Json, model: Json) -> dict[str, object]:
     """Ids of the tokens with a role: by name in tokenizer_config.json, by id in generation_config.json."""
     found: dict[str, object] = {}
-    for role in ("bos", "eos", "unk", "pad"):
-        text = config.get(f"{role}_token") or (model.get("unk_token") if role == "unk" else None)
+    if type(model.get("unk_id")) is int and 0 <= model["unk_id"] < len(ids):
+        found["unknown_token_id"] = model["unk_id"]
+    for role, other in (("bos", "cls"), ("eos", "sep"), ("unk", ""), ("pad", "")):
+        text = config.get(f"{role}_token") or (
+            model.get("unk_token") if role == "unk" else config.get(f"{other}_token")
+        )
         text = text.get("content") if isinstance(text, dict) else text
         if isinstance(text, str) and text in ids:
             found[{"unk": "unknown", "pad": "padding"}.get(role, role) + "_token_id"] = ids[text]
@@ -193,16 +273,17 @@ def _special(ids: Mapping[str, int], config: Json, generation: Json, model: Json
     return found
 
 
-def _adds_bos(tokenizer: Json, config: Json, bos: object, tokens: Sequence[str]) -> bool:
-    """Whether prompts begin with BOS: the post-processor says so, else tokenizer_config.json."""
-    if not isinstance(bos, int):
+def _adds(tokenizer: Json, place: int, token: object, tokens: Sequence[str]) -> bool:
+    """Whether the post-processor puts a token before each prompt (`place` 0) or after it (-1)."""
+    if not isinstance(token, int):
         return False
     for step in _steps(tokenizer.get("post_processor"), "processors"):
-        first = next(iter(_list(step, "single")), None)
-        special = first.get("SpecialToken") if isinstance(first, dict) else None
-        if isinstance(special, dict) and special.get("id") == tokens[bos]:
+        around = _list(step, "single")
+        edge = around[place] if around else None
+        special = edge.get("SpecialToken") if isinstance(edge, dict) else None
+        if isinstance(special, dict) and special.get("id") == tokens[token]:
             return True
-    return config.get("add_bos_token") is True
+    return False
 
 
 def _template(own: str | None, config: Json) -> str | None:

@@ -205,9 +205,12 @@ def _rope(config: Mapping[str, Any], architecture: str, values: dict[str, object
     )
     if kind in ("default", None):
         return {}
-    if kind in ("linear", "yarn"):
+    if kind in ("linear", "dynamic", "yarn"):
         values["rope.scaling.type"] = kind
-        values["rope.scaling.factor"] = _number(given, "factor", path)
+        factor = values["rope.scaling.factor"] = _number(given, "factor", path)
+        if kind == "dynamic":  # what it is stretched to, as a context's length means it everywhere else
+            values["rope.scaling.original_context_length"] = original
+            values["context_length"] = max(original, int(original * factor))
         if kind == "yarn":
             values["rope.scaling.original_context_length"] = original
             values["rope.scaling.yarn_beta_fast"] = _number(given, "beta_fast", path, 32.0)
@@ -233,7 +236,8 @@ def _rope(config: Mapping[str, Any], architecture: str, values: dict[str, object
             for name in ("short", "long")
         }
     raise UnsupportedModel(
-        f"{path}: rotary frequencies scaled as {kind!r:.60} are not known; linear, yarn, llama3 and longrope are"
+        f"{path}: rotary frequencies scaled as {kind!r:.60} are not known; linear, dynamic, yarn, llama3 and longrope "
+        "are"
     )
 
 

@@ -12,6 +12,7 @@ import typer
 from pagoda.cli import settled
 from pagoda.cli._progress import DownloadBar
 from pagoda.config import MachineConfig, ModelConfig, SchedulerConfig
+from pagoda.types import SamplingParams
 
 if TYPE_CHECKING:
     from pagoda.llm import LLM
@@ -20,28 +21,39 @@ MODEL = ModelConfig()
 MACHINE = MachineConfig()
 SCHEDULER = SchedulerConfig()
 
-_MODEL_HELP = "A built-in name, or the path of a .gguf file or Hugging Face directory."
+_MODEL_HELP = (
+    "A built-in name, the path of a .gguf file or Hugging Face directory, or an id: OWNER/NAME[@REVISION][:Q4_K_M]."
+)
 _SAMPLING = "Sampling"
 _ENGINE = "Engine"
 
 ModelArgument = Annotated[str, typer.Argument(help=_MODEL_HELP)]
 ModelOption = Annotated[str, typer.Option("--model", "-m", help=_MODEL_HELP)]
 
+DEFAULT_TEMPERATURE = 0.7
+"""Of models that recommend none."""
+
 MaxTokens = Annotated[
     int, typer.Option("--max-tokens", "-n", help="Most tokens to generate.", rich_help_panel=_SAMPLING)
 ]
 Temperature = Annotated[
-    float, typer.Option(help="0 takes the likeliest token; more is more varied, to 2.", rich_help_panel=_SAMPLING)
+    float | None,
+    typer.Option(
+        help=f"0 takes the likeliest token; more is more varied, to 2. This and those below: as the model recommends, "
+        f"else {DEFAULT_TEMPERATURE} and all tokens.",
+        rich_help_panel=_SAMPLING,
+    ),
 ]
 TopP = Annotated[
-    float,
+    float | None,
     typer.Option(help="Keep the likeliest tokens that together reach this probability.", rich_help_panel=_SAMPLING),
 ]
 TopK = Annotated[
-    int, typer.Option(help="Keep this many of the likeliest tokens; 0 keeps all.", rich_help_panel=_SAMPLING)
+    int | None, typer.Option(help="Keep this many of the likeliest tokens; 0 keeps all.", rich_help_panel=_SAMPLING)
 ]
 MinP = Annotated[
-    float, typer.Option(help="Drop tokens less likely than this part of the likeliest.", rich_help_panel=_SAMPLING)
+    float | None,
+    typer.Option(help="Drop tokens less likely than this part of the likeliest.", rich_help_panel=_SAMPLING),
 ]
 Seed = Annotated[
     int | None,
@@ -142,3 +154,19 @@ def open_llm(model: str, **options: Any) -> Generator[LLM, None, None]:
     settled()
     with llm:
         yield llm
+
+
+def sampling(**given: Any) -> dict[str, Any]:
+    """The options that were given.
+
+    Raises:
+        InvalidRequest: a value is out of its range; so it is known before a model is loaded.
+    """
+    named = {name: value for name, value in given.items() if value is not None}
+    SamplingParams(**named)
+    return named
+
+
+def with_recommended(llm: LLM, given: dict[str, Any]) -> SamplingParams:
+    """What was given, else what the model's makers recommend."""
+    return SamplingParams(**{"temperature": DEFAULT_TEMPERATURE, **llm.advice, **given})

@@ -22,6 +22,8 @@ from pagoda.cli._options import (
     TopK,
     TopP,
     open_llm,
+    sampling,
+    with_recommended,
 )
 from pagoda.errors import InvalidRequest, PromptTooLong
 from pagoda.types import SamplingParams
@@ -39,10 +41,10 @@ def chat(
     model: ModelArgument = MODEL.model,
     system: Annotated[str | None, typer.Option(help="What the model is told before the conversation.")] = None,
     max_tokens: MaxTokens = 1024,
-    temperature: Temperature = 0.7,
-    top_p: TopP = 1.0,
-    top_k: TopK = 0,
-    min_p: MinP = 0.0,
+    temperature: Temperature = None,
+    top_p: TopP = None,
+    top_k: TopK = None,
+    min_p: MinP = None,
     seed: Seed = None,
     threads: Threads = None,
     quantize: Quantize = None,
@@ -52,15 +54,13 @@ def chat(
 
     Example: [bold]pagoda chat --system "Answer in one sentence."[/bold]
     """
-    params = SamplingParams(
-        max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed
-    )
+    given = sampling(max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed)
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 (gives input() a history and line editing)
     with open_llm(model, threads=threads, quantize=quantize, max_num_seqs=1, prefix_cache=prefix_cache) as llm:
         if not llm.tokenizer.has_chat_template:
             raise InvalidRequest(f"{model} has no chat template: try pagoda generate --raw")
-        Conversation(llm, params, system).run()
+        Conversation(llm, with_recommended(llm, given), system).run()
 
 
 @dataclass

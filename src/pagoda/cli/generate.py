@@ -24,8 +24,9 @@ from pagoda.cli._options import (
     TopK,
     TopP,
     open_llm,
+    sampling,
+    with_recommended,
 )
-from pagoda.types import SamplingParams
 
 if TYPE_CHECKING:
     from pagoda.completion import Completion
@@ -36,10 +37,10 @@ def generate(
     prompt: Annotated[str, typer.Argument(help="What to say to the model; - reads it from standard input.")],
     model: ModelOption = MODEL.model,
     max_tokens: MaxTokens = 256,
-    temperature: Temperature = 0.7,
-    top_p: TopP = 1.0,
-    top_k: TopK = 0,
-    min_p: MinP = 0.0,
+    temperature: Temperature = None,
+    top_p: TopP = None,
+    top_k: TopK = None,
+    min_p: MinP = None,
     seed: Seed = None,
     threads: Threads = None,
     quantize: Quantize = None,
@@ -58,15 +59,13 @@ def generate(
 
     Example: [bold]pagoda generate "Name three rivers." --max-tokens 64 --seed 1[/bold]
     """
-    params = SamplingParams(
-        max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed
-    )
+    given = sampling(max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed)
     text = sys.stdin.read() if prompt == "-" else prompt
     options: Any = {"threads": threads, "quantize": quantize, "speculate": speculate, "prefix_cache": prefix_cache}
     with open_llm(model, max_num_seqs=1, **options) as llm:
         templated = llm.tokenizer.has_chat_template and not raw
         asked: Any = [{"role": "user", "content": text}] if templated else text
-        with llm.stream(asked, params) as events:
+        with llm.stream(asked, with_recommended(llm, given)) as events:
             for event in events:
                 sys.stdout.write(event.text)
                 sys.stdout.flush()

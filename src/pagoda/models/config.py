@@ -15,6 +15,7 @@ from pagoda.models.metadata import Metadata
 from pagoda.models.rotary import (
     Rotation,
     by_factors,
+    dynamic_base,
     frequencies,
     linear,
     long_magnitude,
@@ -32,7 +33,7 @@ class Scaling:
     """How rotary frequencies differ from the plain ones."""
 
     kind: str = "none"
-    """`none`, `linear`, `yarn`, `longrope`, or `factors`: a tensor of the file has them."""
+    """`none`, `linear`, `dynamic`, `yarn`, `longrope`, or `factors`: a tensor of the file has them."""
     factor: float = 1.0
     original: int = 1
     """Positions that the model was first trained for."""
@@ -59,9 +60,10 @@ class Scaling:
             kind = "longrope"
         if kind == "none":
             return cls()
-        if kind not in ("linear", "yarn", "longrope"):
+        if kind not in ("linear", "dynamic", "yarn", "longrope"):
             raise UnsupportedModel(
-                f"{metadata.path}: rotary frequencies scaled as {kind!r} are not known; linear, yarn and longrope are"
+                f"{metadata.path}: rotary frequencies scaled as {kind!r} are not known; linear, dynamic, yarn and "
+                "longrope are"
             )
         context = metadata.count("context_length")
         original = metadata.count("rope.scaling.original_context_length", default=context)
@@ -147,7 +149,8 @@ class Config:
             raise ModelFileError(
                 f"{path}: {self.heads} query heads cannot share {self.kv_heads} key-value heads evenly"
             )
-        if self.rope_base <= 1 or (self.scaling.kind in ("yarn", "longrope") and self.scaling.original < 2):
+        scaled = self.scaling.kind in ("yarn", "longrope")
+        if self.rope_base <= 1 or (scaled and self.scaling.original < 2) or self._overscaled:
             raise ModelFileError(
                 f"{path}: a rotary base of {self.rope_base}, scaled from {self.scaling.original} positions, is none"
             )
@@ -155,6 +158,11 @@ class Config:
             raise ModelFileError(
                 f"{path}: it rotates {self.rope_dims} elements of a head, not an even number up to {self.head_dim}"
             )
+
+    @property
+    def _overscaled(self) -> bool:
+        """Whether a dynamic scaling shrinks instead, or has no pair to scale by."""
+        return self.scaling.kind == "dynamic" and (self.scaling.factor < 1 or self.rope_dims < 4)
 
     @property
     def queries(self) -> int:
@@ -213,6 +221,8 @@ class Config:
 
     def variant(self, positions: int) -> str:
         """What outputs hang on besides the file, if so many positions are used: part of the fingerprint."""
+        if self.scaling.kind == "dynamic":
+            return f"dynamic {positions}" if positions > self.scaling.original else ""
         if self.scaling.kind != "longrope":
             return ""
         return "long" if positions > self.scaling.original else "short"
@@ -223,6 +233,9 @@ class Config:
         magnitude = 1.0
         if scaling.kind == "linear":
             plain = linear(plain, scaling.factor)
+        elif scaling.kind == "dynamic":
+            base = dynamic_base(self.rope_base, self.rope_dims, scaling.factor, positions, scaling.original)
+            plain = frequencies(base, self.rope_dims)
         elif scaling.kind == "yarn":
             plain = yarn(
                 self.rope_base, self.rope_dims, scaling.factor, scaling.original, scaling.fast, scaling.slow,

@@ -56,6 +56,16 @@ def ntk_base(base: float, dims: int, factor: float) -> float:
     return base * _power(_EXACT.ln(Decimal(factor)), Decimal(dims), Decimal(dims - 2))
 
 
+def dynamic_base(base: float, dims: int, factor: float, positions: int, original: int) -> float:
+    """NTK-aware scaling by as much as `positions` are more than `original`; not at all if they are no more.
+
+    Checkpoints mean the length of each text ("dynamic NTK"); but keys that were rotated for a shorter text would then
+    be wrong for what follows. So it is the longest text that there is room for, the same for all.
+    """
+    stretch = factor * positions / original - (factor - 1)
+    return ntk_base(base, dims, stretch) if positions > original else base
+
+
 def llama3(turns: Sequence[float], factor: float, low: float, high: float, original: int) -> list[float]:
     """Llama 3.1's: waves longer than original / low are stretched by the factor, those shorter than original / high
     are left, and between them it is interpolated (Meta's reference code, `apply_scaling`)."""

@@ -25,6 +25,7 @@ from pagoda.server.openai.chat import chat_completions
 from pagoda.server.openai.completions import completions
 from pagoda.server.openai.models import list_models, show_model
 from pagoda.server.pins import Allowance, create_pin, delete_pin, list_pins, show_pin
+from pagoda.types import SamplingParams
 
 if TYPE_CHECKING:
     from pagoda.engine.engine import Engine
@@ -49,6 +50,8 @@ ROUTES = (
     Route("/metrics", metrics, methods=["GET"]),
 )
 
+_PLAIN = SamplingParams()
+
 
 def build_app(
     engine: Engine,
@@ -57,6 +60,7 @@ def build_app(
     config: ServerConfig | None = None,
     observer: PrometheusObserver | None = None,
     identify: Identify = one_tenant,
+    defaults: SamplingParams = _PLAIN,
 ) -> Starlette:
     """The application over a started engine.
 
@@ -67,13 +71,14 @@ def build_app(
         config: Caps; `host` and `port` are not used here.
         observer: What `/metrics` shows: the one given to the engine.
         identify: Says who calls.
+        defaults: How to sample where a request says nothing.
     """
     app = Starlette(
         routes=ROUTES,
         middleware=[Middleware(FrontDoor)],
         exception_handlers={HTTPException: _refuse, PagodaError: _refuse, HttpFailure: _refuse},
     )
-    app.state.desk = Desk(engine, tokenizer, model, config or ServerConfig(), int(time.time()))
+    app.state.desk = Desk(engine, tokenizer, model, config or ServerConfig(), int(time.time()), defaults=defaults)
     app.state.observer = observer or PrometheusObserver()
     app.state.identify = identify
     app.state.readiness = Readiness()

@@ -101,6 +101,8 @@ class Desk:
     """When the server started, in seconds of Unix time."""
     pool: TextPool = field(default_factory=TextPool)
     meter: Meter = field(default_factory=Meter)
+    defaults: SamplingParams = field(default_factory=SamplingParams)
+    """What holds where a request says nothing."""
 
     @property
     def fingerprint(self) -> str:

@@ -1,7 +1,8 @@
 """The tokenizer: text to token ids and back, as one model file has it.
 
-Knows which part of a text may become control tokens. Leaves the encoding of plain text to `bytelevel` or
-`sentencepiece`, and the format of chats to `template`. Built once, immutable, usable from any thread.
+Knows which part of a text may become control tokens. Leaves the encoding of plain text to `bytelevel`,
+`sentencepiece`, `unigram` or `wordpiece`, and the format of chats to `template`. Built once, immutable, usable from any
+thread.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from pagoda.text.literals import Literals
 from pagoda.text.messages import check_text, normalize
 from pagoda.text.sentencepiece import SentencePiece, spelled_byte
 from pagoda.text.template import ChatTemplate, choose_template
+from pagoda.text.unigram import Unigram
 from pagoda.text.veil import ControlTexts, Veil
 from pagoda.text.vocabulary import SILENT, Kind, Vocabulary, read_vocabulary
+from pagoda.text.wordpiece import WordPiece
 
 
 class Encoder(Protocol):
@@ -159,7 +162,11 @@ def _encoder(vocabulary: Vocabulary) -> Encoder:
         return ByteLevel(vocabulary)
     if vocabulary.model == "llama":
         return SentencePiece(vocabulary)
+    if vocabulary.model == "t5":
+        return Unigram(vocabulary)
+    if vocabulary.model == "bert":
+        return WordPiece(vocabulary)
     raise UnsupportedModel(
-        f"tokenizer.ggml.model is {vocabulary.model!r}, which Pagoda does not have; "
-        "it has gpt2 (byte-level BPE) and llama (SentencePiece BPE)"
+        f"tokenizer.ggml.model is {vocabulary.model!r}, which Pagoda does not have; it has gpt2 (byte-level BPE), "
+        "llama (SentencePiece BPE), t5 (unigram) and bert (WordPiece)"
     )

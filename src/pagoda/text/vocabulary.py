@@ -84,6 +84,12 @@ class Vocabulary:
     space_prefix: bool | None
     """Whether a blank goes before the text; None if the file does not say."""
     stop_ids: frozenset[int]
+    charsmap: bytes = b""
+    """`CharsMap`'s, of unigram vocabularies; empty changes nothing."""
+    squeeze_blanks: bool = False
+    """Whether blanks at both ends go, and of several in a row one stays."""
+    lowercase: bool | None = None
+    """Whether capitals are made small first, of WordPiece vocabularies; None if the file does not say."""
 
     def named(self, token_id: int | None) -> str:
         """The spelling of a token, or an empty string for None."""
@@ -121,6 +127,9 @@ def read_vocabulary(metadata: Mapping[str, object]) -> Vocabulary:
         add_eos=_value(metadata, "add_eos_token", bool, False),
         space_prefix=_value(metadata, "add_space_prefix", bool, None),
         stop_ids=_stop_ids(control, [ids["eos"], ids["eot"], ids["eom"]]),
+        charsmap=_bytes(metadata, "precompiled_charsmap"),
+        squeeze_blanks=_value(metadata, "remove_extra_whitespaces", bool, False),
+        lowercase=_value(metadata, "lowercase", bool, None),
     )
 
 
@@ -163,6 +172,18 @@ def _numbers(metadata: Mapping[str, object], name: str, kind: type[_Number], len
     if len(value) != length:
         raise ModelFileError(f"{PREFIX}{name} must have one entry for each of the {length} tokens, got {len(value)}")
     return value
+
+
+def _bytes(metadata: Mapping[str, object], name: str) -> bytes:
+    value = metadata.get(PREFIX + name)
+    if value is None:
+        return b""
+    try:
+        if not isinstance(value, list | tuple | bytes):
+            raise TypeError
+        return bytes(each & 0xFF if isinstance(each, int) else each for each in value)
+    except (TypeError, ValueError):
+        raise ModelFileError(f"{PREFIX}{name} must be a list of bytes, got {value!r:.80}") from None
 
 
 def _token_id(metadata: Mapping[str, object], name: str, count: int) -> int | None:

@@ -107,7 +107,7 @@ def parse(body: bytes, desk: Desk) -> Call:
     """
     fields = decode(body, ChatFields, NEUTRAL_CHAT)
     messages = [_message(each) for each in fields.messages]
-    params = fields.sampling(_logprobs(fields), _max_tokens(fields))
+    params = fields.sampling(desk.defaults, _logprobs(fields), _max_tokens(fields))
     return Call(
         model=fields.model,
         params=params,

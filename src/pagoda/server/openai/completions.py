@@ -103,7 +103,9 @@ def parse(body: bytes, desk: Desk) -> Call:
     fields = decode(body, CompletionFields, NEUTRAL_COMPLETIONS)
     prompts = _prompts(fields.prompt)
     max_tokens = DEFAULT_MAX_TOKENS if fields.max_tokens is None else fields.max_tokens
-    params = fields.choosing(fields.sampling(fields.logprobs, max_tokens))
+    # Beams draw nothing: there is nothing for the model's makers to recommend.
+    defaults = SamplingParams() if fields.use_beam_search else desk.defaults
+    params = fields.choosing(fields.sampling(defaults, fields.logprobs, max_tokens))
     if fields.stream and params.held_back:
         what = "use_beam_search" if params.beams else "best_of over n"
         raise InvalidRequest(

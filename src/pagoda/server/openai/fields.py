@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -34,7 +35,7 @@ class SloFields(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class SharedFields(msgspec.Struct, kw_only=True):
-    """What chat and plain completions have in common. None is the default of `SamplingParams`."""
+    """What chat and plain completions have in common. None is the server's default."""
 
     model: str
     max_tokens: Count | None = None
@@ -73,8 +74,8 @@ class SharedFields(msgspec.Struct, kw_only=True):
         asked = self.slo or SloFields()
         return Slo(asked.ttft_ms, asked.tpot_ms, asked.on_miss == "serve")
 
-    def sampling(self, logprobs: int | None, max_tokens: int | None) -> SamplingParams:
-        """The parameters for the engine.
+    def sampling(self, defaults: SamplingParams, logprobs: int | None, max_tokens: int | None) -> SamplingParams:
+        """The parameters for the engine: those given, and `defaults` for the others.
 
         A negative seed, which OpenAI's 64 signed bits allow, stands for the same 64 bits read as unsigned.
 
@@ -98,7 +99,7 @@ class SharedFields(msgspec.Struct, kw_only=True):
             "repetition_stop": self.repetition_stop,
             "logprobs": logprobs,
         }
-        return SamplingParams(**{name: value for name, value in given.items() if value is not None})
+        return replace(defaults, **{name: value for name, value in given.items() if value is not None})
 
 
 def _unsigned(seed: int | None) -> int | None:
