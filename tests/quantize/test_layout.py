@@ -17,6 +17,7 @@ from families.tiny_families import CONFIGS, as_gguf, ids, weights
 from gguf_writer import F64, U8, As, stored
 from pagoda import LLM, SamplingParams
 from pagoda.catalog import ModelFile
+from pagoda.catalog.gguf_head import encode
 from pagoda.quantize import Options, quantize
 from pagoda.quantize.layout import FORMATS
 from tiny import TinyShape, tiny_file
@@ -122,6 +123,11 @@ def test_a_directory_keeps_its_tokens_and_template(tmp_path: Path) -> None:
     field = GGUFReader(out).get_field("llama.rope.freq_base")
     assert field is not None
     assert field.types[0].name == "FLOAT32"
+    (directory / "generation_config.json").write_text(json.dumps({"temperature": 1, "top_k": 20}))
+    quantize(directory, out, Options("q8_0"), force=True)
+    with ModelFile(out) as made:
+        assert made.stored_metadata("general.sampling.temp") == encode(1.0)
+        assert made.metadata["general.sampling.top_k"] == 20
     texts = []
     for path in (directory, out):
         with LLM(str(path), threads=1) as llm:

@@ -14,7 +14,7 @@ from pagoda import quant
 from pagoda.catalog.gguf import MAGIC
 
 VERSION = 3
-_U32, _I32, _F32, _BOOL, _STRING, _ARRAY, _I64 = 4, 5, 6, 7, 8, 9, 11
+_U8, _U32, _I32, _F32, _BOOL, _STRING, _ARRAY, _I64 = 0, 4, 5, 6, 7, 8, 9, 11
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,16 +35,21 @@ def padding(size: int, alignment: int) -> int:
 
 
 def encode(value: object) -> bytes:
-    """Type and value. Whole numbers become u32, or i32 if negative or in a list; others f32.
+    """Type and value. Whole numbers become u32, or i32 if negative or in a list; others f32; bytes a list of u8.
 
     Raises:
         ValueError: a value that GGUF has no type for, or none that fits.
     """
     if isinstance(value, list | tuple):
         kind = _kind(value[0]) if value else _STRING
-        kind = _I32 if kind == _U32 and all(-(2**31) <= each < 2**31 for each in value) else kind
+        if kind in (_U32, _I32) and all(isinstance(each, int) and -(2**31) <= each < 2**31 for each in value):
+            kind = _I32
+        if kind == _STRING and not all(isinstance(each, str) for each in value):
+            raise ValueError(f"{value!r:.60} does not fit one type")
         head = struct.pack("<IIQ", _ARRAY, kind, len(value))
         return head + b"".join(_payload(kind, each) for each in value)
+    if isinstance(value, bytes):
+        return struct.pack("<IIQ", _ARRAY, _U8, len(value)) + value
     kind = _kind(value)
     return struct.pack("<I", kind) + _payload(kind, value)
 

@@ -28,8 +28,10 @@ FILE_TYPES = {
 """What matrices can become -> llama.cpp's number for a file of mostly these (`general.file_type`)."""
 FORMATS = tuple(FILE_TYPES)
 _DROPPED = ("split.no", "split.count", "split.tensors.count", "general.file_type", "general.quantization_version")
-_REAL = re.compile(r"\.(freq_base\w*|rope\.scaling\.(factor|attn_factor|yarn_\w+_fast|yarn_\w+_slow)|\w+_epsilon)$"
-                   r"|\.attention\.scale$|softcapping$")  # fmt: skip
+_REAL = re.compile(
+    r"\.freq_base\w*$|\.rope\.scaling\.(factor|attn_factor|yarn_\w+_(fast|slow))$|_epsilon$|\.attention\.scale$"
+    r"|softcapping$|^general\.sampling\.(temp|top_p|min_p|penalty_repeat)$"
+)
 """Keys whose values are f32 even where a checkpoint's configuration writes a whole number."""
 
 
@@ -196,7 +198,7 @@ def _encoded(source: AnyModel, key: str) -> bytes:
     if _REAL.search(key) and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     try:
-        return encode(value)
+        return encode(bytes(value) if key.endswith("precompiled_charsmap") and isinstance(value, list) else value)
     except ValueError as error:
         raise ModelFileError(f"{source.name}: {key!r} cannot be written: {error}") from error
 
