@@ -12,6 +12,7 @@ from pagoda.catalog.gguf_head import HeadTensor, encode, head, padding
 
 VALUES = {
     "general.architecture": ("llama", GGUFValueType.STRING),
+    "general.alignment": (64, GGUFValueType.UINT32),
     "count": (7, GGUFValueType.UINT32),
     "below": (-7, GGUFValueType.INT32),
     "large": (2**40, GGUFValueType.INT64),

@@ -220,7 +220,8 @@ def test_ctrl_c_says_how_to_go_on(model: Path, monkeypatch: pytest.MonkeyPatch) 
     assert "the same command goes on from here (out.gguf.unfinished" in result.stderr
 
 
-def test_memory_stays_below_two_layers_and_the_largest_tensor(tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", ["plain", "gptq"])
+def test_memory_stays_below_two_layers_and_the_largest_tensor(tmp_path: Path, method: str) -> None:
     """Of a model of 170 MB, whose layers have 12 MB each and whose embedding has 25."""
     shape = TinyShape(width=768, head_dim=192, ffn=1024, layers=12, vocabulary=8192, format="f32")
     rng = np.random.default_rng(0)
@@ -243,7 +244,7 @@ def test_memory_stays_below_two_layers_and_the_largest_tensor(tmp_path: Path) ->
         from pagoda.quantize import Options, quantize
         import pagoda.backends.cpu, pagoda.quantize.calibration
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        quantize({str(model)!r}, {str(tmp_path / "out.gguf")!r}, Options("q4_k"))
+        quantize({str(model)!r}, {str(tmp_path / "out.gguf")!r}, Options("q4_0", method={method!r}, tokens=64))
         print(1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before))
     """
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OPENBLAS_NUM_THREADS": "1"}

@@ -18,6 +18,8 @@ STEPS = 20
 """Exponents tried, from 0 (nothing is scaled) on."""
 SAMPLES = 512
 """Rows of activations on which scales are tried."""
+ROWS = 512
+"""Outputs of each matrix by which scales are judged, about, evenly apart."""
 
 Rounding = Callable[[Floats], Floats]
 """A matrix [n, k] -> what is left of it once it is quantised."""
@@ -46,6 +48,7 @@ def search(
     Returns:
         [k], or None if no scaling is best.
     """
+    matrices = [w[:: max(1, len(w) // ROWS)] for w in matrices]
     shared = np.broadcast_to(_shared(magnitudes, repeats, size), magnitudes.shape)
     best, least = None, _loss(None, samples, matrices, rounding)
     for i in range(1, STEPS):
