@@ -97,7 +97,7 @@ def test_killed_it_goes_on(model: Path, tmp_path: Path) -> None:
     assert any("going on: " in each for each in said)
 
 
-@pytest.mark.parametrize("harm", ["half a line", "short data"])
+@pytest.mark.parametrize("harm", ["half a line", "zeros", "short data"])
 def test_what_a_crash_tore_is_made_again(model: Path, harm: str) -> None:
     whole, out = model.with_name("whole.gguf"), model.with_name("out.gguf")
     options = Options("q5_0")
@@ -107,6 +107,8 @@ def test_what_a_crash_tore_is_made_again(model: Path, harm: str) -> None:
     journal, data = directory_of(out) / "journal", directory_of(out) / "data"
     if harm == "half a line":
         journal.write_bytes(journal.read_bytes() + b'{"label": "lay')
+    elif harm == "zeros":
+        journal.write_bytes(journal.read_bytes() + bytes(40) + b"\n")
     else:
         os.truncate(data, data.stat().st_size // 2)
     quantize(model, out, options)
@@ -152,6 +154,7 @@ def test_what_is_refused(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**9, 10**9, 10**6))
     with pytest.raises(InvalidConfig, match=r"has 1 MB free, and 1\d MB are needed"):
         quantize(model, model.with_name("large.gguf"))
+    assert not directory_of(model.with_name("large.gguf")).exists()
 
 
 def test_a_full_disk_is_told_and_the_rest_is_kept(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

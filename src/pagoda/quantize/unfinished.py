@@ -57,7 +57,10 @@ class Unfinished:
         lines = self._journal.read_bytes().split(b"\n") if self._journal.exists() else []
         size = self._data.stat().st_size if self._data.exists() else 0
         for line in lines[:-1]:  # what has no line's end was being written
-            record = json.loads(line)
+            try:
+                record = json.loads(line)
+            except ValueError:
+                break
             if record["end"] > size:
                 break
             self.done.append(record)
@@ -160,6 +163,12 @@ def at(out: Path, job: str) -> Iterator[Unfinished]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise InvalidConfig(f"another process is writing {out}: wait for it, or name another file") from None
-        yield Unfinished(out, job)
+        unfinished = Unfinished(out, job)
+        try:
+            yield unfinished
+        except BaseException:
+            if not unfinished.done:  # nothing to go on from
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
     finally:
         os.close(descriptor)
