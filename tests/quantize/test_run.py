@@ -223,10 +223,11 @@ def test_ctrl_c_says_how_to_go_on(model: Path, monkeypatch: pytest.MonkeyPatch) 
     assert "the same command goes on from here (out.gguf.unfinished" in result.stderr
 
 
-@pytest.mark.parametrize("method", ["plain", "gptq"])
-def test_memory_stays_below_two_layers_and_the_largest_tensor(tmp_path: Path, method: str) -> None:
-    """Of a model of 170 MB, whose layers have 12 MB each and whose embedding has 25."""
-    shape = TinyShape(width=768, head_dim=192, ffn=1024, layers=12, vocabulary=8192, format="f32")
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("method", "layers"), [("plain", 12), ("gptq", 3)])
+def test_memory_stays_below_two_layers_and_the_largest_tensor(tmp_path: Path, method: str, layers: int) -> None:
+    """Plain: of a model of 170 MB, whose layers have 12 MB each and whose embedding has 25."""
+    shape = TinyShape(width=768, head_dim=192, ffn=1024, layers=layers, vocabulary=8192, format="f32")
     rng = np.random.default_rng(0)
     noise = rng.standard_normal(2**23).astype(np.float32).tobytes()
     small = replace(shape, width=32, head_dim=8, ffn=32, vocabulary=320, embedding_format="f32")
@@ -241,7 +242,7 @@ def test_memory_stays_below_two_layers_and_the_largest_tensor(tmp_path: Path, me
     model.write_bytes(File(metadata(shape), tensors).bytes())
     layer = sum(len(t.raw) for t in tensors if t.name.startswith("blk.0."))
     largest = max(len(t.raw) for t in tensors)
-    assert model.stat().st_size > 150e6
+    assert model.stat().st_size > (150e6 if method == "plain" else 4 * layer)
     script = f"""
         import resource
         from pagoda.quantize import Options, quantize
