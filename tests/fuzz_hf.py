@@ -1,11 +1,11 @@
 """Mutation fuzzer for Hugging Face directories: damaged ones may raise `PagodaError` and nothing else.
 
-    PYTHONPATH=src:tests:tests/catalog python tests/fuzz_hf.py --seconds 20 --seed 1
+    PYTHONPATH=src:tests python tests/fuzz_hf.py --seconds 20 --seed 1
 
-Starts from sound directories (one safetensors file, and shards; byte-level tokens, and SentencePiece's), damages one of
-their files, by bytes or by values of its JSON, and opens it: headers, hyperparameters against tensors, tokenizer, one
-encoding. A case fails if any other exception or a warning comes out, or if it takes over `CASE_S` seconds. The last
-line has counts.
+Starts from sound directories (one safetensors file, and shards; byte-level tokens, and SentencePiece's; dense, and
+quantised in every layout), damages one of their files, by bytes or by values of its JSON, and opens it: headers,
+hyperparameters against tensors, every number, tokenizer, one encoding. A case fails if any other exception or a
+warning comes out, or if it takes over `CASE_S` seconds. The last line has counts.
 """
 
 from __future__ import annotations
@@ -24,19 +24,31 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from hf_files import byte_fallback, write_model
-
 from families.tiny_families import CONFIGS, weights
 from fuzz_gguf import CASE_S, Hang, alarm, damage
+from hf_files import byte_fallback, write_model
 from pagoda.catalog import open_model
 from pagoda.errors import PagodaError
 from pagoda.models import read_config
 from pagoda.text.tokenizer import Tokenizer
+from quantised_files import KINDS
 
 ODD: tuple[Any, ...] = (
     None, True, 0, -1, 1, 7, 2**31, 2**63, 2**64, 1e308, -0.5, float("nan"), "", "x", "<0x41>", "linear", "yarn",
     "llama3", "longrope", [], [1], [None], ["a", "b"], {}, {"a": 1}, [[]],
 )  # fmt: skip
+
+
+QUANTISED = (
+    "awq-32",
+    "gptq-act-order",
+    "gptq-8-asym",
+    "packed-asym",
+    "packed-act-order",
+    "int8",
+    "fp8-block",
+    "float-channel",
+)
 
 
 def seeds(directory: Path) -> list[Path]:
@@ -46,7 +58,7 @@ def seeds(directory: Path) -> list[Path]:
         path = directory / name
         made.append(write_model(path, CONFIGS[name], weights(CONFIGS[name]), "BF16", shards))
     byte_fallback().save(str(made[1] / "tokenizer.json"))
-    return made
+    return made + [KINDS[name].checkpoint().write(directory / name) for name in QUANTISED]
 
 
 def places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
@@ -99,7 +111,7 @@ def read(path: Path) -> str:
             config = read_config(source)
             for batch in source.batches(config.tensors()):
                 for tensor in batch:
-                    tensor.floats()
+                    assert tensor.floats().shape == tensor.shape
             tokenizer = Tokenizer.from_metadata(source.metadata)
             tokenizer.encode_prompt("hello there <|end|> 世界")
         return "sound"

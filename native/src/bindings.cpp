@@ -40,7 +40,9 @@ Format format_named(const std::string& name) {
       {"f32", Format::F32}, {"f16", Format::F16}, {"bf16", Format::BF16}, {"q4_0", Format::Q4_0},
       {"q4_1", Format::Q4_1}, {"q5_0", Format::Q5_0}, {"q5_1", Format::Q5_1}, {"q8_0", Format::Q8_0},
       {"q2_k", Format::Q2_K}, {"q3_k", Format::Q3_K}, {"q4_k", Format::Q4_K}, {"q5_k", Format::Q5_K},
-      {"q6_k", Format::Q6_K}, {"iq4_nl", Format::IQ4_NL}, {"iq4_xs", Format::IQ4_XS}, {"mxfp4", Format::MXFP4}};
+      {"q6_k", Format::Q6_K}, {"iq4_nl", Format::IQ4_NL}, {"iq4_xs", Format::IQ4_XS}, {"mxfp4", Format::MXFP4},
+      {"q4_z32", Format::Q4_Z32}, {"q4_z128", Format::Q4_Z128}, {"q8_z32", Format::Q8_Z32}, {"q8_z128", Format::Q8_Z128},
+      {"f8_e4m3", Format::F8_E4M3}, {"f8_e5m2", Format::F8_E5M2}};
   const auto found = formats.find(name);
   if (found == formats.end()) throw std::invalid_argument("no native kernels for weights in " + name);
   return found->second;
@@ -150,7 +152,7 @@ nb::dict outputs(const StepJob& job) {
 }
 
 Step make_step(const Ints& ids, const Ints& positions, const Ints& sequences, const Ints& sampled, const Ints& slots,
-               const Ints& guesses, const std::vector<Ints2>& tables, const std::map<std::string, Floats2>& inputs) {
+               const Ints& guesses, const Ints& parents, const std::vector<Ints2>& tables, const std::map<std::string, Floats2>& inputs) {
   Step step;
   step.ids = copied(ids);
   step.positions = copied(positions);
@@ -158,6 +160,7 @@ Step make_step(const Ints& ids, const Ints& positions, const Ints& sequences, co
   step.sampled = copied(sampled);
   step.slots = copied(slots);
   step.guesses = copied(guesses);
+  step.parents = copied(parents);
   for (const auto& t : tables) step.tables.push_back({copied(t), int(t.shape(1))});
   for (const auto& [name, x] : inputs) step.inputs[name] = copied(x);
   return step;
@@ -274,10 +277,11 @@ NB_MODULE(_native, m) {
   m.def(
       "submit",
       [](Pool& pool, std::shared_ptr<Program> program, std::shared_ptr<KVStore> kv, std::shared_ptr<Slots> slots, const Ints& ids,
-         const Ints& positions, const Ints& sequences, const Ints& sampled, const Ints& sequence_slots, const Ints& guesses, const std::vector<Ints2>& tables,
+         const Ints& positions, const Ints& sequences, const Ints& sampled, const Ints& sequence_slots, const Ints& guesses, const Ints& parents,
+         const std::vector<Ints2>& tables,
          const std::map<std::string, Floats2>& inputs, const std::vector<DrawTuple>& draws, const std::vector<std::tuple<int, int, int, int>>& copies,
          const std::vector<std::tuple<int, Ints>>& starts, bool outputs, bool clocked) {
-        Step step = make_step(ids, positions, sequences, sampled, sequence_slots, guesses, tables, inputs);
+        Step step = make_step(ids, positions, sequences, sampled, sequence_slots, guesses, parents, tables, inputs);
         for (const auto& d : draws) step.draws.push_back(draw_row(d));
         for (const auto& [group, source, target, n] : copies) step.copies.push_back({group, source, target, n});
         for (const auto& [slot, prompt] : starts) step.starts.push_back({slot, copied(prompt)});
@@ -287,6 +291,6 @@ NB_MODULE(_native, m) {
         pool.submit(job);
         return job;
       },
-      "pool"_a, "program"_a, "kv"_a, "slots"_a.none(), "ids"_a, "positions"_a, "sequences"_a, "sampled"_a, "sequence_slots"_a, "guesses"_a, "tables"_a,
+      "pool"_a, "program"_a, "kv"_a, "slots"_a.none(), "ids"_a, "positions"_a, "sequences"_a, "sampled"_a, "sequence_slots"_a, "guesses"_a, "parents"_a, "tables"_a,
       "inputs"_a, "draws"_a, "copies"_a, "starts"_a, "outputs"_a, "clocked"_a);
 }

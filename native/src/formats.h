@@ -118,6 +118,22 @@ struct Halves {
   }
 };
 
+// f32 scale; in f16, a whole number that is added to each of the block's numbers: what the bias and the zero point differ by.
+template <int Blocks>
+struct ZeroPoints {
+  static constexpr int blocks = Blocks, parts = 1, bytes = kTile * 4 + kHalves;
+  static constexpr bool offset = true;
+  Floats d, shift;
+  ZeroPoints(const uint8_t* head, int column)
+      : d(load_floats((const float*)(head + column * 4))), shift(load_halves(head + kTile * 4 + column * 2)) {}
+  Floats scale(int, int) const { return d; }
+  Floats minimum(int, int) const { return mul(d, shift); }
+  static void pack(uint8_t* head, int column, const uint8_t* scale, const uint8_t* shift) {
+    std::memcpy(head + column * 4, scale, 4);
+    pack_half(head + kTile * 4, column, shift);
+  }
+};
+
 // A byte e, which is 2^(e - 128): half of what OCP's E8M0 says, since E2M1 above is doubled. Two factors, both normal.
 struct Exponents {
   static constexpr int blocks = 1, parts = 1, bytes = kTile;
@@ -246,8 +262,12 @@ struct Q6_K : Layout<Planes<4, 2>, SignedScales, 32> {};
 struct IQ4_NL : Layout<Lookup<NonLinear>, Halves<false>, 128> {};
 struct IQ4_XS : Layout<Lookup<NonLinear>, CentredScales<1>, 128> {};
 struct MXFP4 : Layout<Lookup<E2M1>, Exponents, 16> {};
+struct Q4_Z32 : Layout<Planes<4>, ZeroPoints<1>, 8> {};
+struct Q4_Z128 : Layout<Planes<4>, ZeroPoints<4>, 8> {};
+struct Q8_Z32 : Layout<Planes<8>, ZeroPoints<1>, 128> {};
+struct Q8_Z128 : Layout<Planes<8>, ZeroPoints<4>, 128> {};
 
-// f(a format's layout); `format` is not a dense one.
+// f(a format's layout); `format` is one of integers.
 template <class Fn>
 inline auto with_layout(Format format, Fn&& f) {
   switch (format) {
@@ -264,9 +284,15 @@ inline auto with_layout(Format format, Fn&& f) {
     case Format::IQ4_NL: return f(IQ4_NL{});
     case Format::IQ4_XS: return f(IQ4_XS{});
     case Format::MXFP4: return f(MXFP4{});
+    case Format::Q4_Z32: return f(Q4_Z32{});
+    case Format::Q4_Z128: return f(Q4_Z128{});
+    case Format::Q8_Z32: return f(Q8_Z32{});
+    case Format::Q8_Z128: return f(Q8_Z128{});
     case Format::F32:
     case Format::F16:
-    case Format::BF16: break;
+    case Format::BF16:
+    case Format::F8_E4M3:
+    case Format::F8_E5M2: break;
   }
   std::abort();
 }
@@ -280,7 +306,8 @@ struct TileView {
   typename F::Scales scales(int b, int column) const { return {heads + size_t(b / F::Scales::blocks) * F::Scales::bytes, column}; }
 };
 
-// What the stored weights of block b are, as the file defines them: scale * number, then + offset. To [32][kColumns].
+// What the stored weights of block b are, as the file defines them: scale * number, then + offset; with a zero point,
+// scale * (number + shift), the sum exact. To [32][kColumns].
 template <class F>
 inline void dequantise(const TileView<F>& w, int b, int column, Floats* out) {
   const auto scales = w.scales(b, column);
@@ -288,9 +315,10 @@ inline void dequantise(const TileView<F>& w, int b, int column, Floats* out) {
   const int at = b % F::Scales::blocks;
   unrolled<0, kBlock>([&](auto i) {
     constexpr int part = i * F::Scales::parts / kBlock;
-    const Ints number = minus(byte_at<i % 4>(F::Numbers::template group<i / 4>(block)), spread(F::bias));
-    out[i] = mul(scales.scale(at, part), to_floats(number));
-    if constexpr (F::Scales::offset) out[i] = add(out[i], scales.minimum(at, part));
+    Floats number = to_floats(minus(byte_at<i % 4>(F::Numbers::template group<i / 4>(block)), spread(F::bias)));
+    if constexpr (requires { scales.shift; }) number = add(number, scales.shift);
+    out[i] = mul(scales.scale(at, part), number);
+    if constexpr (F::Scales::offset && !requires { scales.shift; }) out[i] = add(out[i], scales.minimum(at, part));
   });
 }
 

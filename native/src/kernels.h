@@ -13,13 +13,17 @@ constexpr int kSpan = 256;     // keys of one attention partial, at absolute pos
 constexpr int kGroupMax = 24;  // query vectors handled together by the attention kernel
 constexpr int kHeadMax = 1024;  // elements of a head, if keys are integers
 
-enum class Format : int { F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4 };
+enum class Format : int {
+  F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4,
+  Q4_Z32, Q4_Z128, Q8_Z32, Q8_Z128, F8_E4M3, F8_E5M2
+};
 
 // f(gate) * up; in the order of `Activation` in backends/ops.py.
 enum class Act : int { Silu, GeluTanh, SwigluClamped };
 
 // A matrix [n, k] in tiles of 16 rows of the matrix (output features). A tile is, for quantised formats, all blocks' integers,
-// then their scales (formats.h); for the others, k groups of 16 numbers.
+// then their scales (formats.h); for the others, k groups of 16 numbers. 8-bit floats have a scale for each block: 16 f32 a block,
+// after all numbers.
 struct Packed {
   Format format;
   int n, k;

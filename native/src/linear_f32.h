@@ -39,6 +39,18 @@ struct SourceBF16 {
   SourceBF16(const Packed& w, int t) : p((const uint16_t*)w.tile(t)) {}
   V at(int k) { return load_bf16(p + size_t(k) * kTile); }
 };
+// Scaled; what E4M3 lacks to its bits is a power of two, and goes into the scale.
+template <V (*Load)(const uint8_t*), bool E4M3>
+struct SourceF8 {
+  const uint8_t* p;
+  const float* scales;
+  V d = zero();
+  SourceF8(const Packed& w, int t) : p(w.tile(t)), scales((const float*)(p + size_t(w.k) * kTile)) {}
+  V at(int k) {
+    if (k % kBlock == 0) d = mul(load(scales + k / kBlock * kTile), set1(E4M3 ? kE4M3 : 1.0f));
+    return mul(Load(p + size_t(k) * kTile), d);
+  }
+};
 
 template <class S, int MR>
 inline void f32_rows(S& source, int k, const float* x, float* out, size_t ldo, int cols) {
@@ -70,6 +82,8 @@ inline void f32_tile(const Packed& w, int t, const float* x, int row0, int rows,
     case Format::F32: return f32_tile<SourceF32>(w, t, x, row0, rows, out, ldo);
     case Format::F16: return f32_tile<SourceF16>(w, t, x, row0, rows, out, ldo);
     case Format::BF16: return f32_tile<SourceBF16>(w, t, x, row0, rows, out, ldo);
+    case Format::F8_E4M3: return f32_tile<SourceF8<load_e4m3, true>>(w, t, x, row0, rows, out, ldo);
+    case Format::F8_E5M2: return f32_tile<SourceF8<load_e5m2, false>>(w, t, x, row0, rows, out, ldo);
     default: with_layout(w.format, [&](auto layout) { f32_tile<QuantizedSource<decltype(layout)>>(w, t, x, row0, rows, out, ldo); });
   }
 }

@@ -19,7 +19,9 @@ using namespace PAGODA_NS;
 
 constexpr size_t kAlign = 64;
 
-// Bytes of a number in a dense format; 0: quantised.
+bool eight_bit_floats(Format format) { return format == Format::F8_E4M3 || format == Format::F8_E5M2; }
+
+// Bytes of a number in a dense format; 0: in blocks.
 size_t dense_bytes(Format format) {
   switch (format) {
     case Format::F32: return 4;
@@ -56,6 +58,26 @@ void pack_dense(const uint8_t* raw, int rows, int k, uint8_t* tile) {
         std::memcpy(tile + size_t(i * kTile + c) * sizeof(T), raw + (size_t(c) * size_t(k) + size_t(i)) * sizeof(T), sizeof(T));
 }
 
+void pack_eight_bit_floats(const uint8_t* raw, int rows, int k, uint8_t* tile) {
+  float* scales = (float*)(tile + size_t(k) * kTile);
+  if (rows < kTile) std::memset(tile, 0, size_t(k) * kTile + size_t(k / kBlock) * kTile * sizeof(float));
+  for (int c = 0; c < rows; c++)
+    for (int b = 0; b < k / kBlock; b++, raw += kStoredFloats) {
+      std::memcpy(scales + b * kTile + c, raw, sizeof(float));
+      for (int i = 0; i < kBlock; i++) tile[(b * kBlock + i) * kTile + c] = raw[4 + i];
+    }
+}
+
+void eight_bit_row(const Packed& w, int v, float* out) {
+  const uint8_t* tile = w.tile(v / kTile);
+  const float* scales = (const float*)(tile + size_t(w.k) * kTile);
+  for (int i = 0; i < w.k; i++) {
+    const uint8_t a = tile[i * kTile + v % kTile];
+    const float d = scales[i / kBlock * kTile + v % kTile];
+    out[i] = w.format == Format::F8_E4M3 ? f16_to_f32(e4m3_bits(a)) * (d * kE4M3) : f16_to_f32(e5m2_bits(a)) * d;
+  }
+}
+
 template <class F>
 void quantized_row(const Packed& w, int v, float* out) {
   const TileView<F> view(w, v / kTile);
@@ -79,17 +101,25 @@ void dense_row(const Packed& w, int v, float* out) {
 
 int stored_block(Format format) {
   if (dense_bytes(format)) return 1;
+  if (eight_bit_floats(format)) return kBlock;
   return with_layout(format, [](auto layout) { return kBlock * decltype(layout)::Scales::blocks; });
+}
+
+bool has_integers(Format format) {
+  return !dense_bytes(format) && !eight_bit_floats(format);
 }
 
 size_t stored_row_bytes(Format format, int k) {
   if (const size_t bytes = dense_bytes(format)) return size_t(k) * bytes;
+  if (eight_bit_floats(format)) return size_t(k / kBlock) * kStoredFloats;
   return size_t(k / stored_block(format)) * with_layout(format, [](auto layout) { return size_t(Stored<decltype(layout)>::bytes); });
 }
 
 size_t packed_tile_bytes(Format format, int k) {
   size_t bytes = size_t(k) * kTile * dense_bytes(format);
-  if (!bytes) {
+  if (eight_bit_floats(format)) {
+    bytes = size_t(k) * kTile + size_t(k / kBlock) * kTile * sizeof(float);
+  } else if (!bytes) {
     bytes = with_layout(format, [&](auto layout) {
       using F = decltype(layout);
       return size_t(k / kBlock) * F::Numbers::bytes + size_t(k / kBlock / F::Scales::blocks) * F::Scales::bytes;
@@ -126,6 +156,8 @@ void pack_tiles(const Packed& packed, int first, int last, const uint8_t* raw, u
       pack_dense<uint32_t>(raw, rows, packed.k, out);
     else if (number == 2)
       pack_dense<uint16_t>(raw, rows, packed.k, out);
+    else if (eight_bit_floats(packed.format))
+      pack_eight_bit_floats(raw, rows, packed.k, out);
     else
       with_layout(packed.format, [&](auto layout) { pack_quantized<decltype(layout)>(raw, rows, packed.blocks(), out); });
   }
@@ -189,6 +221,7 @@ Weight::Weight(Pool& pool, Format format, int n, int k, const uint8_t* raw) : pa
 
 void Weight::row(int v, float* out) const {
   if (dense_bytes(packed_.format)) return dense_row(packed_, v, out);
+  if (eight_bit_floats(packed_.format)) return eight_bit_row(packed_, v, out);
   with_layout(packed_.format, [&](auto layout) { quantized_row<decltype(layout)>(packed_, v, out); });
 }
 

@@ -14,6 +14,8 @@ namespace pagoda {
 int stored_block(Format format);
 // Bytes of one row of k numbers as the file stores it.
 size_t stored_row_bytes(Format format, int k);
+// Whether kernels read its integers with integer activations; the others take f32 ones.
+bool has_integers(Format format);
 size_t packed_tile_bytes(Format format, int k);
 
 // A packed matrix; it and its neighbours of one call of `pack` hold their memory together.

@@ -5,6 +5,7 @@
 #include <stdexcept>
 
 #include "require.h"
+#include "tree.h"
 
 namespace pagoda {
 
@@ -20,6 +21,11 @@ Program::Program(const Kernels& kernels, std::vector<Instruction> instructions, 
       logits_(logits),
       buffers_(shapes_.size()) {
   for (const auto& i : instructions_) {
+    if (i.op == Op::Permute) {
+      const int width = shapes_.at(size_t(i.in.at(0))).width;
+      require(i.whole.size() == size_t(shapes_.at(size_t(i.out.at(0))).width), "a permutation has another width than what it makes");
+      for (const int column : i.whole) require(column >= 0 && column < width, "a permutation names a column that there is not");
+    }
     if (i.op == Op::Embed) vocabulary_ = weights_.at(size_t(i.weights.at(0)))->packed().n;
     if (i.op != Op::Attend) continue;
     const int window = i.whole.at(2);
@@ -47,6 +53,47 @@ void Program::check_rows(const Step& step) const {
   for (const int s : step.sampled) require(s >= 0 && size_t(s) < rows, "a sampled row is out of range");
 }
 
+// A path goes on where an earlier row ends, in another path of the same sequence.
+void Program::check_parents(const Step& step) const {
+  if (step.parents.empty()) return;
+  require(step.parents.size() == size_t(step.sequences.back() + 1), "one parent, or -1, is needed for each sequence");
+  std::vector<bool> met(step.parents.size());
+  for (size_t r = 0; r < step.sequences.size(); r++) {
+    const auto path = size_t(step.sequences[r]);
+    const int parent = step.parents[path];
+    if (met[path]) continue;
+    met[path] = true;
+    require(parent >= -1 && parent < int(r), "a path's parent must be a row before its first");
+    if (parent < 0) continue;
+    require(step.positions[size_t(parent)] + 1 == step.positions[r], "a path must go on at the position after its parent's");
+    require(step.slots.empty() || step.slots.at(path) == step.slots.at(size_t(step.sequences[size_t(parent)])),
+            "a path and its parent's must have one slot");
+  }
+  for (size_t path = 0; path < met.size(); path++) require(met[path] || step.parents[path] == -1, "a path with a parent has no rows");
+}
+
+namespace {
+
+// No slot is written by two rows of trees: a path has pages of its own from where it leaves another.
+void check_shared(const Step& step, const Step::Table& table, int pages, int slots) {
+  std::map<std::pair<int, int>, size_t> writers;
+  const auto write = [&](size_t row, size_t path) {
+    const int at = step.positions[row], page = table.pages[path * size_t(table.width) + size_t(at / slots)];
+    require(page >= 0 && page < pages, "a page number is out of range");
+    require(writers.try_emplace({page, at % slots}, row).first->second == row, "two rows of a tree write the same slot");
+  };
+  std::set<int> paths;
+  const auto before = rows_before(step);
+  visit_shared(step, before, [&](size_t row, size_t path) {
+    paths.insert({int(path), step.sequences[row]});
+    write(row, path);
+  });
+  for (size_t r = 0; r < step.sequences.size(); r++)
+    if (paths.count(step.sequences[r])) write(r, size_t(step.sequences[r]));
+}
+
+}  // namespace
+
 void Program::check_tables(const Step& step, const KVStore& kv) const {
   require(int(step.tables.size()) == kv.groups(), "a page table is needed for each KV group");
   const size_t rows = step.positions.size();
@@ -65,6 +112,7 @@ void Program::check_tables(const Step& step, const KVStore& kv) const {
         require(page >= 0 && page < kv.pages(g), "a page number is out of range");
       }
     }
+    if (!step.parents.empty()) check_shared(step, table, kv.pages(g), kv.layer(g, 0).slots);
   }
   for (const auto& c : step.copies) {
     require(c.group >= 0 && c.group < kv.groups(), "a page copy names a group that is not there");
@@ -75,18 +123,19 @@ void Program::check_tables(const Step& step, const KVStore& kv) const {
 
 namespace {
 
-// Each draw has a slot of its own and rows of one sequence, one after the other.
+// Each draw has a slot of its own and rows one after the other, of one sequence or of a tree's paths.
 void check_draws(const Step& step) {
   if (step.draws.empty()) return;
+  const auto before = rows_before(step);
   std::set<int> slots;
   size_t at = 0;
   for (const auto& d : step.draws) {
     require(slots.insert(d.slot).second, "two draws have one slot");
     require(d.drafts >= 0 && at + size_t(d.drafts) < step.sampled.size(), "there are fewer sampled rows than draws ask for");
+    const int first = step.sampled[at];
     for (const size_t end = at + size_t(d.drafts); at < end; at++) {
-      const int row = step.sampled[at];
-      require(step.sampled[at + 1] == row + 1 && step.sequences[size_t(row) + 1] == step.sequences[size_t(row)],
-              "drafts are in the rows right after their sequence's");
+      const int row = step.sampled[at + 1];
+      require(row == step.sampled[at] + 1 && before[size_t(row)] >= first, "drafts are in the rows right after their sequence's");
     }
     at++;
   }
@@ -108,9 +157,10 @@ void Program::check_inputs(const Step& step) const {
 
 void Program::check(const Step& step, const KVStore& kv, bool has_slots) const {
   check_rows(step);
+  require(step.slots.empty() || step.slots.size() == size_t(step.sequences.back() + 1), "one slot is needed for each sequence");
+  check_parents(step);
   check_tables(step, kv);
   check_inputs(step);
-  require(step.slots.empty() || step.slots.size() == size_t(step.sequences.back() + 1), "one slot is needed for each sequence");
   require(step.guesses.empty() || step.guesses.size() == step.slots.size(), "one slot of guesses is needed for each sequence");
   require(has_slots || (step.starts.empty() && step.slots.empty()), "slots are needed");
   for (const auto& start : step.starts) {

@@ -38,6 +38,7 @@ enum class Op : int {
   Experts,   // x or [q], routes -> y [chosen, n]     weights: of each expert, then one of biases?; whole: experts, chosen, whether
              //                 x has a part for each chosen one
   Combine,   // y [chosen, n], routes -> z            the sum of the parts, weighed
+  Permute,   // x -> y          whole: for each column of y, the column of x that it is
 };
 
 struct Instruction {
@@ -57,6 +58,8 @@ struct RopeAngles {
 struct Step {
   // ids: -1 is the sequence's token sampled last, -2 - i token i of its slot in `guesses`
   std::vector<int32_t> ids, positions, sequences, sampled, slots, guesses;
+  // Empty, or of each sequence the row of another that its first row follows: it is a path of a tree. -1: none
+  std::vector<int32_t> parents;
   struct Table {
     std::vector<int32_t> pages;
     int width;
@@ -91,6 +94,7 @@ class Program : public std::enable_shared_from_this<Program> {
  private:
   friend class StepJob;
   void check_rows(const Step& step) const;
+  void check_parents(const Step& step) const;
   void check_inputs(const Step& step) const;
   void check_tables(const Step& step, const KVStore& kv) const;
   const Kernels& kernels_;

@@ -32,7 +32,8 @@ class Random {
   uint32_t state_;
 };
 
-// A format, the inputs of the matrix it is tried with, and the upper bytes of halves in a block, which must not be infinite.
+// A format, the inputs of the matrix it is tried with, and the upper bytes of halves and singles in a block, which must not be
+// infinite.
 struct Sample {
   const char* name;
   Format format;
@@ -44,7 +45,8 @@ const std::vector<Sample>& samples() {
   static const std::vector<Sample> all = {
       {"q4_0", Format::Q4_0, 96, {1}},     {"q4_1", Format::Q4_1, 96, {1, 3}},   {"q5_0", Format::Q5_0, 64, {1}},
       {"q8_0", Format::Q8_0, 96, {1}},     {"q4_k", Format::Q4_K, 256, {1, 3}},  {"q6_k", Format::Q6_K, 256, {209}},
-      {"q2_k", Format::Q2_K, 256, {81, 83}}, {"iq4_nl", Format::IQ4_NL, 64, {1}}, {"f16", Format::F16, 40, {1}}};
+      {"q2_k", Format::Q2_K, 256, {81, 83}}, {"iq4_nl", Format::IQ4_NL, 64, {1}}, {"f16", Format::F16, 40, {1}},
+      {"q4_z32", Format::Q4_Z32, 96, {3, 5}}, {"q8_z128", Format::Q8_Z128, 256, {3, 5}}, {"f8_e4m3", Format::F8_E4M3, 64, {3}}};
   return all;
 }
 
@@ -177,7 +179,7 @@ std::vector<Check> checks(Pool& pool) {
     all.push_back({"quantize to " + std::to_string(8 * bytes) + " bits", [bytes](const Kernels& k) { return quantized(k, bytes); }});
   for (const auto& sample : samples())
     for (const int bytes : {0, 1, 2}) {
-      if (bytes && stored_block(sample.format) == 1) continue;  // dense: f32 only
+      if (bytes && !has_integers(sample.format)) continue;
       all.push_back({std::string("linear, ") + sample.name + (bytes ? " by " + std::to_string(8 * bytes) + " bits" : " by f32"),
                      [bytes, w = weight(pool, sample)](const Kernels& k) { return product(k, w->packed(), bytes); }});
     }

@@ -247,6 +247,36 @@ inline int32_t store_integers(int16_t* p, V a) {
 
 #endif
 
+// 8-bit floats as f16: E5M2 is the upper half of one, E4M3's number is kE4M3 times what these bits say.
+constexpr float kE4M3 = 256.0f;
+inline uint16_t e4m3_bits(uint8_t a) { return uint16_t((a & 128) << 8 | (a & 127) << 7); }
+inline uint16_t e5m2_bits(uint8_t a) { return uint16_t(a << 8); }
+#if PAGODA_AVX512 || PAGODA_AVX2
+inline __m256i upper_bytes(const uint8_t* p) { return _mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)p)), 8); }
+inline V from_f16(__m256i a) {
+#if PAGODA_AVX512
+  return {_mm512_cvtph_ps(a)};
+#else
+  return {_mm256_cvtph_ps(_mm256_castsi256_si128(a)), _mm256_cvtph_ps(_mm256_extracti128_si256(a, 1))};
+#endif
+}
+inline V load_e4m3(const uint8_t* p) {  // the sign comes down by one place too, and goes from the lower one
+  return from_f16(_mm256_and_si256(_mm256_srai_epi16(upper_bytes(p), 1), _mm256_set1_epi16(int16_t(0xbfff))));
+}
+inline V load_e5m2(const uint8_t* p) { return from_f16(upper_bytes(p)); }
+#else
+inline V load_e4m3(const uint8_t* p) {
+  uint16_t bits[16];
+  for (int i = 0; i < 16; i++) bits[i] = e4m3_bits(p[i]);
+  return load_f16(bits);
+}
+inline V load_e5m2(const uint8_t* p) {
+  uint16_t bits[16];
+  for (int i = 0; i < 16; i++) bits[i] = e5m2_bits(p[i]);
+  return load_f16(bits);
+}
+#endif
+
 // The one combining tree: lane i + lane i+8, then +4, +2, +1.
 #if PAGODA_AVX512 || PAGODA_AVX2
 inline float reduce_add(V a) {

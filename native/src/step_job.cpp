@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "require.h"
+#include "tree.h"
 
 namespace pagoda {
 namespace {
@@ -52,6 +53,8 @@ void StepJob::begin() {
     const auto at = attention_.try_emplace(key, step_.positions, step_.sequences, i.whole[2], kv.heads, queries(i), threads_).first;
     at->second.reserve(queries(i), kv.padded);
   }
+  before_ = rows_before(step_);
+  visit_shared(step_, before_, [&](size_t row, size_t path) { shared_[int(row)].push_back(path); });
   drawn_.resize(step_.draws.size());
   if (step_.clocked) nanoseconds_ = std::vector<std::atomic<int64_t>>(program_->instructions_.size() + 1);
   for (int at = 0; const auto& d : step_.draws) {
@@ -161,6 +164,7 @@ void StepJob::run_row(const Instruction& i, int r, int worker) {
     case Op::SoftCap: return k.soft_cap(row(i.in[0], r), i.real[0], shape(i.out[0]).width, row(i.out[0], r));
     case Op::Route: return k.route(row(i.in[0], r), shape(i.in[0]).width, i.whole[0], i.whole[1] == 1, row(i.out[0], r));
     case Op::Combine: return combine(i, r);
+    case Op::Permute: return permute(i, r);
     case Op::Norm: return norm(i, r, worker);
     case Op::Act: return act(i, r, worker);
     case Op::Rope:
@@ -214,8 +218,17 @@ void StepJob::store(int group, int layer, int r, const float* k, const float* v)
   const KVPages& kv = kv_->layer(group, layer);
   const auto& table = step_.tables[size_t(group)];
   const int position = step_.positions[size_t(r)];
-  const int page = table.pages[size_t(step_.sequences[size_t(r)]) * size_t(table.width) + size_t(position / kv.slots)];
-  program_->kernels_.store_kv(kv, page, position % kv.slots, k, v);
+  const auto page_of = [&](size_t path) { return table.pages[path * size_t(table.width) + size_t(position / kv.slots)]; };
+  const int own = page_of(size_t(step_.sequences[size_t(r)]));
+  program_->kernels_.store_kv(kv, own, position % kv.slots, k, v);
+  if (shared_.empty()) return;
+  const auto others = shared_.find(r);
+  if (others == shared_.end()) return;
+  for (int last = own; const size_t path : others->second) {
+    const int page = page_of(path);
+    if (page != own && page != last) program_->kernels_.store_kv(kv, page, position % kv.slots, k, v);
+    last = page;
+  }
 }
 
 // --- the rest ----------------------------------------------------------------------------------------------------------------
@@ -272,6 +285,12 @@ void StepJob::experts(const Instruction& i, int tile) {
       program_->kernels_.add_to(out + a, bias.data() + a, b - a);
     }
   }
+}
+
+void StepJob::permute(const Instruction& i, int r) {
+  const float* x = row(i.in[0], r);
+  float* y = row(i.out[0], r);
+  for (size_t j = 0; j < i.whole.size(); j++) y[j] = x[i.whole[j]];
 }
 
 void StepJob::combine(const Instruction& i, int r) {
@@ -366,16 +385,24 @@ void StepJob::output(const Instruction& i) {
   outputs_[i.text].assign(x, x + size_t(rows(i.in[0])) * size_t(shape(i.in[0]).width));
 }
 
-// A draft is right if it is the token that its place would have got without it; what follows a wrong one is not looked at.
+// A draft is right if it is the token that its place would have got without it: then what follows it is looked at, and no other.
 void StepJob::draw_rows(int tile) {
   const int logits = program_->logits_;
-  DrawRow at = step_.draws[size_t(tile)];
-  for (int i = 0; i <= step_.draws[size_t(tile)].drafts; i++, at.position++) {
-    const size_t sampled = size_t(first_[size_t(tile)] + i);
-    const auto& result = drawn_[size_t(tile)].emplace_back(draw(program_->kernels_, row(logits, int(sampled)), shape(logits).width, at, *slots_));
-    slots_->push(at.slot, result.token);
-    if (i < at.drafts && step_.ids[size_t(step_.sampled[sampled]) + 1] != result.token) return;
+  DrawRow row_of = step_.draws[size_t(tile)];
+  size_t at = size_t(first_[size_t(tile)]);
+  for (const size_t last = at + size_t(row_of.drafts);; row_of.position++) {
+    const auto& result = drawn_[size_t(tile)].emplace_back(draw(program_->kernels_, row(logits, int(at)), shape(logits).width, row_of, *slots_));
+    slots_->push(row_of.slot, result.token);
+    if ((at = drafted(at, last, result.token)) == 0) return;
   }
+}
+
+size_t StepJob::drafted(size_t at, size_t last, int32_t token) const {
+  for (size_t s = at + 1; s <= last; s++) {
+    const auto r = size_t(step_.sampled[s]);
+    if (before_[r] == step_.sampled[at] && step_.ids[r] == token) return s;
+  }
+  return 0;
 }
 
 }  // namespace pagoda

@@ -50,12 +50,15 @@ class StepJob : public Job {
   void linear(const Instruction& i, int tile);
   void experts(const Instruction& i, int tile);
   void combine(const Instruction& i, int r);
+  void permute(const Instruction& i, int r);
   void attend(const Instruction& i, int tile, int worker);
   void merge(const Instruction& i, int tile);
   // A query head's output, out of the merged partials.
   void finish(const Instruction& i, const KVPages& kv, const Partial& state, int head, float* out) const;
   void output(const Instruction& i);
   void draw_rows(int tile);
+  // Of the sampled rows after `at`, up to `last`, the one whose token follows it; 0 if there is none.
+  size_t drafted(size_t at, size_t last, int32_t token) const;
 
   std::shared_ptr<Program> program_;
   std::shared_ptr<KVStore> kv_;
@@ -68,6 +71,8 @@ class StepJob : public Job {
   std::map<std::string, int> widths_;
   std::vector<std::vector<DrawResult>> drawn_;
   std::vector<int> first_;  // of each draw, its first sampled row
+  std::vector<int> before_;  // of each row, the one that it follows
+  std::map<int, std::vector<size_t>> shared_;  // of rows of trees: which other paths they are on
   std::vector<std::atomic<int64_t>> nanoseconds_;  // by stage, if the step is clocked
 };
 

@@ -1,4 +1,4 @@
-// How model files store quantised blocks: for each format, the bytes of a block (of 32 or 256 numbers), its integers, made
+// How model files store quantised blocks (and the catalogue those of checkpoints that have other layouts): for each format, the bytes of a block (of 32 or 256 numbers), its integers, made
 // unsigned, and its scales, into a packed tile. Written from ggml's description of its formats; the same as pagoda.quant, which
 // the tests compare with this. Knows how a tile lies only through formats.h.
 #pragma once
@@ -165,6 +165,33 @@ struct Stored<IQ4_XS> {
     IQ4_XS::Scales::pack(head, column, in, six);
   }
 };
+
+// f32 scale, f16 shift, nibbles as Q4_0's for each 32 numbers.
+template <class F>
+struct StoredNibbles {
+  static constexpr int bytes = 6 + 16 * F::Scales::blocks;
+  static void integers(const uint8_t* in, int b, uint8_t* out) { nibble_block(in + 6 + b * 16, out); }
+  static void scales(const uint8_t* in, uint8_t* head, int column) { F::Scales::pack(head, column, in, in + 4); }
+};
+template <>
+struct Stored<Q4_Z32> : StoredNibbles<Q4_Z32> {};
+template <>
+struct Stored<Q4_Z128> : StoredNibbles<Q4_Z128> {};
+
+// f32 scale, f16 shift, unsigned bytes.
+template <class F>
+struct StoredBytes {
+  static constexpr int bytes = 6 + kBlock * F::Scales::blocks;
+  static void integers(const uint8_t* in, int b, uint8_t* out) { std::memcpy(out, in + 6 + b * kBlock, kBlock); }
+  static void scales(const uint8_t* in, uint8_t* head, int column) { F::Scales::pack(head, column, in, in + 4); }
+};
+template <>
+struct Stored<Q8_Z32> : StoredBytes<Q8_Z32> {};
+template <>
+struct Stored<Q8_Z128> : StoredBytes<Q8_Z128> {};
+
+// 8-bit floats: f32 scale, 32 numbers.
+constexpr int kStoredFloats = 4 + kBlock;
 
 template <>
 struct Stored<MXFP4> {

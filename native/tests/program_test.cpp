@@ -241,10 +241,59 @@ bool agrees(const std::vector<Text>& texts, Pool& pool, std::shared_ptr<Program>
   }
 }
 
+// A tree after the last of some known tokens, whose keys and values before it are in pages 0, 1, 2 ...: row 0 is that token's, row
+// i + 1 draft i's. Each path after the first has pages of its own from where it leaves another.
+struct Tree {
+  std::vector<int> tokens, parents, path, depth;
+  Step step;
+
+  Tree(Random& random, const std::vector<int32_t>& known, int slots, int drafts) {
+    const int last = int(known.size()) - 1, width = (last + drafts) / slots + 1;
+    int fresh = width;
+    std::vector<std::vector<int32_t>> tables(1);
+    for (int p = 0; p < width; p++) tables[0].push_back(p);
+    step.ids = {known.back()}, step.positions = {last}, step.sequences = {0}, step.sampled = {0}, step.parents = {-1};
+    for (int i = 0; i < drafts; i++) {
+      int parent = i - 1;
+      while (parent >= 0 && random.below(3) == 0) parent = parents[size_t(parent)];
+      const int leaves = parent < 0 ? 0 : path[size_t(parent)], at = last + 1 + (parent < 0 ? 0 : depth[size_t(parent)]);
+      path.push_back(parent == i - 1 ? leaves : int(tables.size()));
+      if (parent != i - 1) {
+        tables.push_back(tables[size_t(leaves)]);
+        for (int p = at / slots; p < width; p++) tables.back()[size_t(p)] = fresh++;
+        const int first = at / slots;
+        if (last > first * slots) step.copies.push_back({0, first, tables.back()[size_t(first)], last - first * slots});
+        step.parents.push_back(parent + 1);
+      }
+      tokens.push_back(random.below(kVocabulary)), parents.push_back(parent), depth.push_back(at - last);
+      step.ids.push_back(tokens.back()), step.positions.push_back(at), step.sequences.push_back(path.back());
+      step.sampled.push_back(i + 1);
+    }
+    step.tables.push_back({{}, width});
+    for (const auto& table : tables) step.tables[0].pages.insert(step.tables[0].pages.end(), table.begin(), table.end());
+  }
+  int pages() const { return int(step.tables[0].pages.size()); }
+  // The known tokens and the path to a draft.
+  std::vector<int32_t> line(std::vector<int32_t> known, int draft) const {
+    if (draft < 0) return known;
+    known = line(std::move(known), parents[size_t(draft)]);
+    known.push_back(tokens[size_t(draft)]);
+    return known;
+  }
+};
+
 Step one_row() {
   Step step;
   step.ids = {3}, step.positions = {0}, step.sequences = {0}, step.sampled = {0};
   step.tables.push_back({{0, 1}, 2});
+  return step;
+}
+
+// A token at position 3, and after it two drafts that follow it, in pages of 4 slots.
+Step fork() {
+  Step step;
+  step.ids = {3, 4, 5}, step.positions = {3, 4, 4}, step.sequences = {0, 0, 1}, step.sampled = {0, 1, 2}, step.parents = {-1, 0};
+  step.tables.push_back({{0, 1, 0, 2}, 2});
   return step;
 }
 
@@ -281,6 +330,49 @@ TEST("program", one_token_at_a_time) {
   Pool pool(2);
   for (const auto& isa : usable_isas())
     CHECK_CASE(agrees(texts, pool, model().program(isa), store_of(200, 16), 16, 1), isa);
+}
+
+// Every row of a tree sees its own path, and what a path's pages hold afterwards is what its tokens would have left there.
+TEST("program", rows_of_a_tree_see_their_path) {
+  Random random(54);
+  int turn = 0;
+  for (const KVFormat format : {KVFormat::F32, KVFormat::F16, KVFormat::Int8, KVFormat::Int4})
+    for (const int slots : {1, 4, 16}) {
+      std::vector<int32_t> known;
+      for (int i = 0; i < (turn % 6 == 1 ? 257 : 5 + 3 * turn); i++) known.push_back(random.below(kVocabulary));
+      const Tree tree(random, known, slots, 12);
+      Pool pool(1 + turn % 3);
+      const auto program = model().program(usable_isas()[size_t(turn) % usable_isas().size()], turn % 4 < 2);
+      const auto kv = store_of(tree.pages(), slots, format);
+      Step before;
+      for (size_t p = 0; p + 1 < known.size(); p++) before.ids.push_back(known[p]), before.positions.push_back(int(p)), before.sequences.push_back(0);
+      before.tables.push_back({std::vector<int32_t>(tree.step.tables[0].pages.begin(), tree.step.tables[0].pages.begin() + tree.step.tables[0].width), tree.step.tables[0].width});
+      run(pool, program, kv, nullptr, before)->wait();
+      auto job = run(pool, program, kv, nullptr, tree.step);
+      job->wait();
+      const auto& got = job->outputs().at("logits");
+      for (int draft = -1; draft < 12; draft++) {
+        Plainly plainly(format);
+        std::vector<float> expected;
+        auto line = tree.line(known, draft);
+        for (const int32_t token : line) expected = plainly.next(token);
+        bool equal = true;
+        for (size_t i = 0; i < kVocabulary; i++) equal &= same(got[size_t(draft + 1) * kVocabulary + i], expected[i]);
+        CHECK_CASE(equal, "draft " + std::to_string(draft) + " slots " + std::to_string(slots));
+        const auto& table = tree.step.tables[0];
+        const bool leaf = draft >= 0 && std::count(tree.parents.begin(), tree.parents.end(), draft) == 0;
+        if (!leaf || int(line.size()) >= table.width * slots) continue;
+        const auto from = table.pages.begin() + tree.path[size_t(draft)] * table.width;
+        Step after = one_row();  // one more token on its path
+        after.ids = {5}, after.positions = {int(line.size())}, after.tables[0] = {{from, from + table.width}, table.width};
+        auto next = run(pool, program, kv, nullptr, after);
+        next->wait();
+        expected = plainly.next(5), equal = true;
+        for (size_t i = 0; i < kVocabulary; i++) equal &= same(next->outputs().at("logits")[i], expected[i]);
+        CHECK_CASE(equal, "after draft " + std::to_string(draft) + " slots " + std::to_string(slots));
+      }
+      turn++;
+    }
 }
 
 // Steps queued before the tokens they read are known, a page copied on the way.
@@ -384,6 +476,22 @@ TEST("program", bad_steps_are_refused) {
       [](Step& s) { s.ids = {3, 3}, s.positions = {1, 1}, s.sequences = {0, 0}; },
       [](Step& s) { s.ids = {3, 3}, s.positions = {1, 0}, s.sequences = {0, 0}; },
       [](Step& s) { s.ids = {3, 3, 3}, s.positions = {0, 0, 1}, s.sequences = {0, 1, 0}; },
+      [](Step& s) { s.parents = {0}; },
+      [](Step& s) { s.parents = {-2}; },
+      [](Step& s) { s.parents = {-1, -1}; },
+      [](Step& s) { s = fork(), s.parents = {-1}; },
+      [](Step& s) { s = fork(), s.parents = {-1, 2}; },
+      [](Step& s) { s = fork(), s.parents = {1, 0}; },
+      [](Step& s) { s = fork(), s.parents = {-1, 1}; },
+      [](Step& s) { s = fork(), s.parents = {-1, -2}; },
+      [](Step& s) { s = fork(), s.parents = {INT32_MIN, INT32_MAX}; },
+      [](Step& s) { s = fork(), s.slots = {0, 1}; },
+      [](Step& s) { s = fork(), s.slots = {0}; },
+      [](Step& s) { s = fork(), s.positions = {3, 4, 5}; },
+      [](Step& s) { s = fork(), s.sequences = {0, 0, 2}, s.parents = {-1, 0, 0}; },
+      [](Step& s) { s = fork(), s.tables[0].pages = {0, 1, 0, 1}; },  // two rows in one slot
+      [](Step& s) { s = fork(), s.tables[0].pages = {0, 1, 9, 2}; },  // where the path's first row's parent would be stored
+      [](Step& s) { s = fork(), s.parents = {-1, -1}, s.slots = {0, 0}, s.draws = {sampled_at(4)}, s.draws[0].drafts = 2; },
   };
   int which = 0;
   for (const auto& damage : damages) {
@@ -397,6 +505,7 @@ TEST("program", bad_steps_are_refused) {
     }
     CHECK_CASE(refused, "damage " + std::to_string(which++));
   }
+  program->check(fork(), *kv, true);
   Step step = one_row();
   step.starts = {{0, {1}}};
   CHECK_THROWS(program->check(step, *kv, false), std::invalid_argument);

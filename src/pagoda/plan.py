@@ -6,7 +6,11 @@ replayed. Page tables are whole, and the same tuple object until they change, so
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from operator import attrgetter
 
 from pagoda.types import SamplingParams, TokenLogprob
 
@@ -55,6 +59,58 @@ class PageMove:
 
 
 @dataclass(frozen=True, slots=True)
+class TreePath:
+    """Drafts of a tree that follow each other: one that begins a path, and those after it, to the path's end."""
+
+    first: int
+    """Its first draft."""
+    end: int
+    """One past its last draft."""
+    depth: int
+    """Of its first draft: 1 for one that would follow the last known token."""
+    parent: int
+    """The draft that its first one would follow; -1: the last known token."""
+    leaves: int
+    """Number of the path that it leaves, which its parent is on; 0 for the first path too."""
+
+    @property
+    def end_depth(self) -> int:
+        """Depth of its last draft: so many positions beyond the last known token's it needs slots for."""
+        return self.depth + self.end - self.first - 1
+
+
+@lru_cache(256)
+def tree_paths(parents: tuple[int, ...]) -> tuple[TreePath, ...]:
+    """The paths of a tree of drafts, in the order of the drafts that begin them.
+
+    Args:
+        parents: of each draft, the one it would follow; -1: the last known token. Depth first: a draft follows the one
+            before it, or that one's parent or an ancestor of it, and then it begins a path.
+
+    Raises:
+        ValueError: they are not a tree's, or in another order.
+    """
+    if not parents:
+        return ()
+    line: list[int] = []  # the draft before and its ancestors, from the root on
+    begun: list[tuple[int, int, int, int]] = []
+    for draft, parent in enumerate(parents):
+        while line and line[-1] != parent:
+            line.pop()
+        if not line and parent != -1:
+            raise ValueError(f"draft {draft} follows {parent}, which is not on the path before it: {parents}")
+        if parent != draft - 1 or not begun:
+            leaves = bisect_right(begun, parent, key=lambda path: path[0]) - 1
+            begun.append((draft, len(line) + 1, parent, max(leaves, 0)))
+        line.append(draft)
+    ends = [first for first, *_ in begun[1:]] + [len(parents)]
+    return tuple(
+        TreePath(first, end, depth, parent, leaves)
+        for (first, depth, parent, leaves), end in zip(begun, ends, strict=True)
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Chunk:
     """The tokens of one sequence that this step computes."""
 
@@ -64,7 +120,8 @@ class Chunk:
     tokens: tuple[int, ...]
     """Token ids, at least one; `LAST` may stand alone or before drafts."""
     pages: tuple[tuple[int, ...], ...]
-    """The page table of each KV group: page numbers that cover positions 0 to start + len(tokens) - 1."""
+    """The page table of each KV group: page numbers that cover positions 0 to start + len(tokens) - 1; of a tree, to
+    the end of its first path."""
     samples: bool
     """Whether the last known token's logits are sampled: the last of `tokens` but for drafts."""
     drafts: int = 0
@@ -73,11 +130,45 @@ class Chunk:
     """
     drafter: str = ""
     """Whose drafts they are."""
+    parents: tuple[int, ...] = ()
+    """If the drafts are a tree, of each the draft that it would follow (`tree_paths`); empty: the one before it. Drafts
+    that would follow the same are different tokens.
+    """
+    paths: tuple[tuple[tuple[int, ...], ...], ...] = ()
+    """The page tables of each of the tree's paths but the first, whose are `pages`: one for each KV group, to the
+    path's end. From the page on in which it leaves another, a path has pages of its own; in the first of them, the
+    slots before `start` are as in `pages`, and those from there on are written with the other's.
+    """
+
+    def __post_init__(self) -> None:
+        if self.parents or self.paths:
+            self._check_tree()
 
     @property
     def end(self) -> int:
         """How many tokens of the sequence are computed after this step, and known to be its own."""
         return self.start + len(self.tokens) - self.drafts
+
+    def path(self, sampled: Sequence[int]) -> int:
+        """The number of the path on which a result's tokens lie: of all but the last, which is no draft."""
+        drafts, at = self.tokens[len(self.tokens) - self.drafts :], -1
+        for token in sampled[:-1]:
+            at = next(i for i in range(at + 1, self.drafts) if self.parents[i] == at and drafts[i] == token)
+        return max(bisect_right(tree_paths(self.parents), at, key=attrgetter("first")) - 1, 0)
+
+    def _check_tree(self) -> None:
+        """Raise ValueError unless drafts, parents and paths are a tree."""
+        paths, drafts = tree_paths(self.parents), self.tokens[len(self.tokens) - self.drafts :]
+        if len(self.parents) != self.drafts or self.drafts >= len(self.tokens):
+            raise ValueError(
+                f"{self.drafts} of {len(self.tokens)} tokens are drafts, {len(self.parents)} have a parent"
+            )
+        if len(self.paths) != len(paths) - 1:
+            raise ValueError(f"a tree of {len(paths)} paths, and {len(self.paths)} tables for those after the first")
+        if min(drafts) < 0:
+            raise ValueError(f"a tree's drafts are tokens, got {min(drafts)}: nobody fills them in")
+        if len(set(zip(self.parents, drafts, strict=True))) < self.drafts:
+            raise ValueError(f"two drafts of {drafts} follow the same and are the same, by {self.parents}")
 
 
 @dataclass(frozen=True, slots=True)

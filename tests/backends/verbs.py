@@ -135,6 +135,23 @@ def linear_cases() -> Iterator[Case]:
     yield _product(70, 576, [("q4_1", 768), ("q4_1", 192)], 7)
 
 
+def ordered_cases() -> Iterator[Case]:
+    """`linear` by matrices whose columns are in an order of their own: one, several that share it, and several that do
+    not, some of which read integers."""
+    for rows, k, weights, orders in (
+        (1, 64, [("q4_0", 33)], (1,)),
+        (5, 128, [("q4_z128", 17), ("q4_z32", 48)], (1, 1)),
+        (9, 96, [("q4_z32", 40), ("q8_0", 5), ("q4_0", 16), ("f16", 7)], (1, 2, 0, 1)),
+        (33, 256, [("f8_e4m3", 20), ("q8_z128", 100)], (3, 0)),
+    ):
+        case = _product(rows, k, weights, rows)
+        permutations = [np.random.default_rng(i).permutation(k).astype(np.int32) for i in range(4)]
+        tensors = tuple(
+            replace(t, order=permutations[i] if i else None) for t, i in zip(case.tensors, orders, strict=True)
+        )
+        yield replace(case, name=f"{case.name}-ordered", tensors=tensors)
+
+
 def bias_cases() -> Iterator[Case]:
     """`linear` with biases: of one weight, and of several that do not read the same form of x."""
     for rows, k, weights in (
@@ -439,7 +456,7 @@ def output_cases() -> Iterator[Case]:
 
 CASES = {
     "embed": [*embed_cases()],
-    "linear": [*linear_cases(), *bias_cases()],
+    "linear": [*linear_cases(), *bias_cases(), *ordered_cases()],
     "norm": [*norm_cases()],
     "rope": [*rope_cases()],
     "attend": [*attend_cases()],

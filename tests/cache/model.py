@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pagoda.cache import KVCache
+from pagoda.cache import KVCache, PathStart
 from pagoda.types import CacheCause
 
 Draw = Callable[[int, int], int]
@@ -48,6 +48,9 @@ class Model:
                 "born beams",
                 "dead beams",
                 "not for others",
+                "right paths",
+                "refused paths",
+                "ended with paths",
             ],
             0,
         )
@@ -209,6 +212,87 @@ class Model:
             self.check()
         self.counts["born beams"] += len(children) - len(set(parents))
 
+    def tree(self, draw: Draw) -> None:
+        """A step with a tree: paths that leave the last token's or one another, one of which the line goes on with."""
+        name = self.pick(draw)
+        line = self.lines[name]
+        start = len(line.tokens) - 1
+        if start < 0:
+            return
+        own = (line.tokens[start], *self.tokens(draw, 4))
+        refused = self.counts["refused"]
+        self.write_at(name, start, own)
+        if self.counts["refused"] > refused:
+            return
+        strings, starts = [line.tokens], []
+        for _ in range(draw(1, 4)):
+            leaves = draw(0, len(strings) - 1)
+            at = draw(max(start + 1, starts[leaves - 1].at if leaves else 0), len(strings[leaves]))
+            strings.append(strings[leaves][:at] + self.tokens(draw, 4))
+            starts.append(PathStart(leaves, at, len(strings[-1])))
+        if self.open_paths(name, start, strings, starts, spare=draw(0, 1)):
+            self.write_paths(name, start, strings)
+            if draw(0, 1):
+                self.publish_one(name, start, draw(0, 1))
+            self.read_paths(name, strings)
+            if draw(0, 5) == 5:
+                self.counts["ended with paths"] += 1
+                self.end(name)
+            else:
+                path = draw(0, len(starts))
+                self.cache.close_paths(name, path)
+                line.tokens = strings[path]
+                self.counts["right paths"] += path > 0
+
+    def open_paths(self, name, start, strings, starts, spare) -> bool:
+        """Refused exactly if there are too few pages."""
+        wanted = sum(-(-path.upto // self.size) - path.at // self.size for path in starts)
+        used, free = self.cache.used, min(pool.free for pool in self.cache._pools)
+        fits = wanted + spare <= self.cache.available
+        opened = self.cache.open_paths(name, start, starts, spare)
+        assert opened.fits == fits
+        assert self.cache.used == used + fits * wanted * len(self.pages)
+        if not fits:
+            self.counts["refused paths"] += 1
+            return False
+        self.see_evictions(wanted > free)
+        for copy in opened.copies:
+            for slot in range(copy.slots):
+                self.memory[copy.group, copy.target, slot] = self.memory[copy.group, copy.source, slot]
+        self.cache.check()
+        return True
+
+    def write_paths(self, name, start, strings) -> None:
+        """Every path's positions from `start` on, into its own table: no slot twice, but with the same."""
+        written: dict[tuple[int, int, int], tuple[int, ...]] = {}
+        for path, string in enumerate(strings):
+            for group, table in enumerate(self.cache.table(name, path)):
+                for position in range(start, len(string)):
+                    slot = group, table[position // self.size], position % self.size
+                    if path and slot not in written:
+                        holders = self.holders(group, slot[1])
+                        assert not holders, "a path writes to another's page"
+                    assert written.setdefault(slot, string[: position + 1]) == string[: position + 1]
+        self.memory.update(written)
+
+    def publish_one(self, name, start, count) -> None:
+        """The plan is handed over: its last known token's page may be found, and be swapped for another's."""
+        line = self.lines[name]
+        if line.committed <= start and count:
+            upto = start + 1
+            self.cache.commit(name, line.tokens[line.committed : upto])
+            line.committed = upto
+            self.publish(line)
+            self.cache.check()
+
+    def read_paths(self, name, strings) -> None:
+        for path, string in enumerate(strings):
+            for group, table in enumerate(self.cache.table(name, path)):
+                for position in range(len(string)):
+                    assert (
+                        self.memory[group, table[position // self.size], position % self.size] == string[: position + 1]
+                    )
+
     def fork(self, draw: Draw) -> None:
         parent = self.pick(draw)
         self.fork_at(parent, draw(0, len(self.lines[parent].tokens)))
@@ -325,6 +409,7 @@ OPERATIONS = (
     "commit",
     "fork",
     "beams",
+    "tree",
     "release",
     "pin",
     "unpin",

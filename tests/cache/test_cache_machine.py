@@ -50,6 +50,11 @@ class CacheMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.model.lines)
     @rule(data=st.data())
+    def tree(self, data):
+        self.go("tree", data)
+
+    @precondition(lambda self: self.model.lines)
+    @rule(data=st.data())
     def release(self, data):
         self.go("release", data)
 
@@ -86,6 +91,6 @@ OPERATIONS = int(os.environ.get("CACHE_OPERATIONS", "4000"))
 
 @pytest.mark.timeout(7200)
 def test_long_runs_agree_with_brute_force():
-    met = soak(OPERATIONS, seed=7)
+    met = soak(OPERATIONS, seed=8)
     missing = {name for name, count in met.items() if not count and name != "off"}
     assert not missing, f"the runs never came upon {missing}"

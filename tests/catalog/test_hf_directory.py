@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hf_files import byte_fallback, byte_level, safetensors, unigram, wordpiece, write_model
 
 from families.test_families import TOLERANCE, golden, log_softmax, logits_of_source
 from families.tiny_families import CONFIGS, ids, weights
+from hf_files import byte_fallback, byte_level, safetensors, unigram, wordpiece, write_model
 from pagoda import LLM, SamplingParams
 from pagoda.catalog import HuggingDirectory, open_model
 from pagoda.errors import ModelFileError, PagodaError, UnsupportedModel
@@ -191,7 +191,7 @@ def test_what_a_directory_must_have(tmp_path: Path) -> None:
         (r"models of type \['llama'\] are not known", {"model_type": ["llama"]}),
         ("models of type 'mamba' are not known", {"model_type": "mamba"}),
         ("models of type 'gpt_oss' are not known", {"model_type": "gpt_oss"}),
-        ("quantised as 'awq'", {"quantization_config": {"quant_method": "awq"}}),
+        ("quant_method 'bitsandbytes' cannot be read", {"quantization_config": {"quant_method": "bitsandbytes"}}),
         ("num_hidden_layers must be a count", {"num_hidden_layers": -1}),
         ("scaled as 'proportional' are not known", {"rope_scaling": {"type": "proportional", "factor": 2.0}}),
         ("rope_scaling must be an object", {"rope_scaling": 3.5}),

@@ -11,11 +11,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from hf_files import write_model
 from hub_server import HubServer, hub
 from huggingface_hub import constants
 
 from families.tiny_families import CONFIGS, weights
+from hf_files import write_model
 from pagoda import catalog
 from pagoda.catalog.hub_files import HubId, choose
 from pagoda.errors import DownloadError, ModelFileError, UnknownModel, UnsupportedModel

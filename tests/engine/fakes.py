@@ -15,6 +15,7 @@ from pagoda.engine.beams import BeamSearch
 from pagoda.engine.speculation.drafter import Guess
 from pagoda.plan import LAST, Capacity, Sampled, StepPlan, StepResult
 from pagoda.types import FinishReason, SamplingParams, Slo, TokenLogprob
+from trees import TreeDrafter, lines_of
 
 TOKENS = (b"a", b"b", b"ab", b"\xc3", b"\xa9", b"", b"c ", "é".encode(), b"\xff", b"ba")
 STOP = len(TOKENS)
@@ -135,6 +136,18 @@ class Oracle:
         pass
 
 
+def grove():
+    """A drafter of trees that knows the fake model: random ones, the same for each engine."""
+
+    def truth(sequence, most):
+        params, tokens = sequence.state.request.params, list(sequence.tokens(0, sequence.values))
+        for _ in range(sequence.pending + most):
+            tokens.append(next_token(tokens, params, sequence.choice))
+        return tokens[sequence.known :]
+
+    return TreeDrafter(truth, VOCABULARY)
+
+
 @dataclass
 class Line:
     """What the fake runner remembers of a sequence."""
@@ -196,45 +209,53 @@ class FakeRunner:
             for slot in range(copy.slots):
                 self.slots[copy.group, copy.target, slot] = self.slots[copy.group, copy.source, slot]
         written: set[tuple[int, int]] = set()
-        tokens = [self.resolve(chunk) for chunk in plan.chunks]
-        prefixes = []
-        for chunk, ids in zip(plan.chunks, tokens, strict=True):
-            size, line = self.capacity.page_size, self.lines[chunk.sequence]
-            prefix = self.read(chunk.pages, chunk.start - 1) if chunk.start else ()
-            assert len(chunk.pages) == len(self.capacity.pages)
-            going_on = chunk.start <= line.computed or chunk.sequence not in self.met
-            assert going_on or line.params.beams, "positions are contiguous, but where a beam took another's place"
-            line.computed = chunk.end
-            end = chunk.start + len(chunk.tokens)
-            self.met.add(chunk.sequence)
-            for group, table in enumerate(chunk.pages):
-                assert len(table) == -(-end // size), "pages cover the positions, and no more"
-                assert len(set(table)) == len(table)
-                assert all(0 <= page < self.capacity.pages[group] for page in table)
-                mine = {(group, table[p // size]) for p in range(chunk.start, end)}
-                assert not mine & written, "two sequences write to one page"
-                written |= mine
-                for offset in range(len(ids)):
-                    position = chunk.start + offset
-                    self.slots[group, table[position // size], position % size] = prefix + ids[: offset + 1]
-            prefixes.append(prefix + ids)
+        spelled = [self.write(chunk, written) for chunk in plan.chunks]
         sampled = []
-        for chunk, prefix in zip(plan.chunks, prefixes, strict=True):
+        for chunk, paths in zip(plan.chunks, spelled, strict=True):
             line = self.lines[chunk.sequence]
-            for position in range(len(prefix)):
-                assert self.read(chunk.pages, position) == prefix[: position + 1], "a slot was overwritten"
-            assert prefix[: len(line.prompt)] == line.prompt[: len(prefix)], "another sequence's prompt"
-            for end in range(chunk.end, len(prefix) + 1) if chunk.samples else ():
-                line.last = next_token(prefix[:end], line.params, line.choice)
-                sampled.append(Sampled(chunk.sequence, line.last, self.logprob(line, prefix[:end])))
-                if prefix[end : end + 1] != (line.last,):
+            for tables, prefix in paths:
+                for position in range(len(prefix)):
+                    assert self.read(tables, position) == prefix[: position + 1], "a slot was overwritten"
+                assert prefix[: len(line.prompt)] == line.prompt[: len(prefix)], "another sequence's prompt"
+            prefix = paths[0][1][: chunk.end]
+            while chunk.samples:
+                line.last = next_token(prefix, line.params, line.choice)
+                sampled.append(Sampled(chunk.sequence, line.last, self.logprob(line, prefix)))
+                prefix += (line.last,)
+                if not any(path[: len(prefix)] == prefix for _, path in paths):
                     break
-                line.computed = end + 1
+                line.computed = len(prefix)
         for end in plan.ends:
             del self.lines[end]
             self.gone.add(end)
         self.rows += plan.rows
         return StepResult(plan.number, tuple(sampled), 0.001)
+
+    def write(self, chunk, written):
+        """Write all paths of a chunk: of each, its page tables and the whole prefix that their slots hold."""
+        size, line, ids = self.capacity.page_size, self.lines[chunk.sequence], self.resolve(chunk)
+        before = self.read(chunk.pages, chunk.start - 1) if chunk.start else ()
+        going_on = chunk.start <= line.computed or chunk.sequence not in self.met
+        assert going_on or line.params.beams, "positions are contiguous, but where a beam took another's place"
+        line.computed = chunk.end
+        self.met.add(chunk.sequence)
+        paths, mine = [], {}
+        for tables, rows in lines_of(chunk):
+            prefix = before + tuple(ids[row] for row in rows)
+            assert len(tables) == len(self.capacity.pages)
+            for group, table in enumerate(tables):
+                assert len(table) == -(-len(prefix) // size), "pages cover the positions, and no more"
+                assert len(set(table)) == len(table)
+                assert all(0 <= page < self.capacity.pages[group] for page in table)
+                for position in range(chunk.start, len(prefix)):
+                    slot, value = (group, table[position // size], position % size), prefix[: position + 1]
+                    assert mine.setdefault(slot, value) == value, "two paths write to one slot"
+            paths.append((tables, prefix))
+        pages = {slot[:2] for slot in mine}
+        assert not pages & written, "two sequences write to one page"
+        written |= pages
+        self.slots.update(mine)
+        return paths
 
     def move(self, plan):
         """First all saves, then all loads. A page's bytes spell out what its slots hold."""

@@ -20,7 +20,7 @@ from pagoda.engine.speculation import Controller, NgramDrafter
 from pagoda.obs.observer import NoObserver
 from pagoda.types import CacheCause, FinishReason, Slo
 
-from .fakes import STOP, FakeRunner, FakeTokenizer, Oracle, capacity, expected, request
+from .fakes import STOP, FakeRunner, FakeTokenizer, Oracle, capacity, expected, grove, request
 
 NO_TARGETS = Slo()
 
@@ -192,7 +192,7 @@ ASKS = st.builds(
 )
 
 
-DRAFTERS = st.sampled_from([(), (Oracle,), (NgramDrafter,), (NgramDrafter, Oracle)])
+DRAFTERS = st.sampled_from([(), (Oracle,), (NgramDrafter,), (NgramDrafter, Oracle), (grove,), (grove,)])
 
 
 @settings(max_examples=400, deadline=None)

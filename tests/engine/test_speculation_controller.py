@@ -11,7 +11,7 @@ import pytest
 
 from pagoda.engine.request import RequestState, Sequence
 from pagoda.engine.speculation import Controller
-from pagoda.engine.speculation.drafter import MOST_DRAFTS, Guess
+from pagoda.engine.speculation.drafter import MOST_DRAFTS, NO_GUESS, Guess
 from pagoda.engine.speculation.row_times import RowTimes
 from pagoda.plan import GUESS, Chunk, StepPlan, StepResult
 
@@ -83,7 +83,8 @@ class Machine:
             self.controller.open(len(sequences), 512, True)
             chunks, guessing = [], 0.0
             for each in sequences:
-                name, tokens = self.controller.draft(each)
+                name, guess = self.controller.draft(each)
+                tokens = guess.tokens
                 assert len(tokens) <= MOST_DRAFTS
                 chunks.append(Chunk(each.id, 2, (3, *tokens), ((0,),), True, len(tokens), name))
                 if name:
@@ -167,12 +168,12 @@ def test_no_drafts_beside_a_prompt_nor_past_the_rows_nor_for_who_wants_none() ->
     coin = Coin(0.99)
     controller = Controller([coin], always=True)
     controller.open(4, 512, False)
-    assert controller.draft(sequence()) == ("", ())
+    assert controller.draft(sequence()) == ("", NO_GUESS)
     controller.open(4, 6, True)
-    assert len(controller.draft(sequence())[1]) == 2
-    assert controller.draft(sequence()) == ("", ())
+    assert len(controller.draft(sequence())[1].tokens) == 2
+    assert controller.draft(sequence()) == ("", NO_GUESS)
     controller.open(1, 512, True)
-    assert controller.draft(sequence(speculate=False)) == ("", ())
+    assert controller.draft(sequence(speculate=False)) == ("", NO_GUESS)
 
 
 def test_drafts_end_before_the_sequence_does() -> None:
@@ -180,7 +181,7 @@ def test_drafts_end_before_the_sequence_does() -> None:
     controller, who = Controller([Coin(0.99)], always=True), sequence()
     who.limit = who.known + 4
     controller.open(1, 512, True)
-    assert len(controller.draft(who)[1]) == 3
+    assert len(controller.draft(who)[1].tokens) == 3
 
 
 def test_pace_is_what_steps_took() -> None:

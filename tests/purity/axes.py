@@ -36,7 +36,7 @@ PROMPTS: Sequence[int] = (1, 15, 16, 17, 31, 33, 255, 256, 257, 300)
 SHORT, LONG = PROMPTS[:6], PROMPTS[6:]
 
 AXES: dict[str, Sequence[Any]] = {
-    "world": tuple(name for name, world in WORLDS.items() if not world.family),
+    "world": tuple(name for name, world in WORLDS.items() if not (world.family or world.checkpoint)),
     "prompt": PROMPTS,
     "params": tuple(PARAMS),
     "isa": isas(),
@@ -50,5 +50,5 @@ AXES: dict[str, Sequence[Any]] = {
     "arrival": ("together", "one by one"),
     "policy": ("no targets", "targets and priorities", "tenants"),
     "prefixes": ("off", "kept", "kept and met again", "restored from disk"),
-    "drafts": ("none", "known", "two of three right", "n-grams", "first layer", "a model of its own"),
+    "drafts": ("none", "known", "two of three right", "trees", "n-grams", "first layer", "a model of its own"),
 }

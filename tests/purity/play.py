@@ -17,7 +17,7 @@ import numpy as np
 
 from pagoda.backends.cpu import CpuBackend, rope_table
 from pagoda.cache.kv_dir import KVDir
-from pagoda.catalog import ModelFile
+from pagoda.catalog import open_model
 from pagoda.config import SchedulerConfig
 from pagoda.engine import Engine
 from pagoda.engine.request import Sequence as Underway
@@ -74,7 +74,7 @@ def opened(
     or by a model of the drafter's `own`, which is the same one.
     """
     cpu = CpuBackend(**backend)
-    with ModelFile(path) as source:
+    with open_model(path) as source:
         model = build(source, read_config(source), cpu.weights, rope_table, longest)
     store = cpu.kv_store(model.groups, [pages], page_size, kv_format)
     if own:
@@ -152,11 +152,14 @@ class Seen(NoObserver):
     accepted: int = 0
     rejected: int = 0
     """Drafts."""
+    paths: int = 0
+    """Of trees, beside the first of each."""
 
     def stepped(self, plan: StepPlan, result: StepResult, state: EngineState) -> None:
         if plan.rows == len(plan.chunks) + plan.drafts:
             self.rows[plan.rows] += 1
         self.copies += len(plan.copies)
+        self.paths += sum(len(chunk.paths) for chunk in plan.chunks)
         self.ahead += sum(chunk.tokens == (-1,) for chunk in plan.chunks)
 
     def preempted(self, request_id: str) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from pagoda.engine.speculation import GuessingDrafter, NgramDrafter
 from pagoda.engine.speculation.drafter import Drafter
+from trees import TreeDrafter, known_outputs
 
 from .axes import AXES, LONG, PARAMS, PROMPTS, SHORT
 from .pairs import all_pairs
@@ -18,9 +19,9 @@ from .play import PLAIN_PAGE, Ask, Knowing, Line, Plain, Seen, opened, page_coun
 from .worlds import WORLDS, model_file
 
 PAIRS = all_pairs(AXES)
-FAMILIES = [name for name, world in WORLDS.items() if world.family]
+FAMILIES = [name for name, world in WORLDS.items() if world.family or world.checkpoint]
 SAMPLES = 4
-"""Cases of each family: some of the others', all different."""
+"""Cases of each family and each kind of checkpoint: some of the others', all different."""
 CASES = PAIRS + [
     PAIRS[(j + len(FAMILIES) * i) % len(PAIRS)] | {"world": name}
     for j, name in enumerate(FAMILIES)
@@ -103,6 +104,7 @@ def test_matrix(case: dict[str, Any], models: dict[str, Path], baseline: Baselin
             "none": [],
             "known": [Knowing(outputs, None)],
             "two of three right": [Knowing(outputs, 3)],
+            "trees": [TreeDrafter(known_outputs(outputs), world.vocabulary)],
             "n-grams": [NgramDrafter()],
             "first layer": [GuessingDrafter("self")],
             "a model of its own": [GuessingDrafter("draft")],
@@ -136,6 +138,7 @@ def test_the_matrix_met_what_it_is_for(seen: Seen) -> None:
     assert seen.ahead > 100
     assert seen.accepted > 500
     assert seen.rejected > 200
+    assert seen.paths > 100
     assert all(seen.rows[n] for n in SWITCHES), seen.rows
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from pagoda.backends.cpu import isas
 from pagoda.types import SamplingParams
+from trees import TreeDrafter, known_outputs
 
 from .play import PLAIN_PAGE, Ask, Line, Plain, Seen, opened, page_count, prompt, scheduler, through_engine
 
@@ -25,13 +26,14 @@ ASKS = (
 )
 COLUMNS = (
     "asks", "isa", "threads", "fuse", "page_size", "pages", "chunk", "steps_in_flight", "arrival", "prefixes", "policy",
+    "drafts",
 )  # fmt: skip
 ROWS = (
-    ((0,), "scalar", 2, True, 4, "plenty", 16, 1, "together", "off", "no targets"),
-    ((0, 1, 2, 3, 4), isas()[0], 2, True, 16, "plenty", None, 2, "together", "kept and met again", "tenants"),
-    ((0, 1, 3, 4), isas()[-2:][0], 3, False, 1, "scarce", 17, 3, "one by one", "off", "no targets"),
-    ((2, 3), isas()[0], 1, True, 32, "plenty", 64, 1, "together", "kept", "targets and priorities"),
-    ((0, 1, 2, 3), isas()[0], 2, True, 16, "plenty", 512, 2, "together", "restored from disk", "no targets"),
+    ((0,), "scalar", 2, True, 4, "plenty", 16, 1, "together", "off", "no targets", "none"),
+    ((0, 1, 2, 3, 4), isas()[0], 2, True, 16, "plenty", None, 2, "together", "kept and met again", "tenants", "trees"),
+    ((0, 1, 3, 4), isas()[-2:][0], 3, False, 1, "scarce", 17, 3, "one by one", "off", "no targets", "none"),
+    ((2, 3), isas()[0], 1, True, 32, "plenty", 64, 1, "together", "kept", "targets and priorities", "none"),
+    ((0, 1, 2, 3), isas()[0], 2, True, 16, "plenty", 512, 2, "together", "restored from disk", "no targets", "trees"),
 )
 CASES = [dict(zip(COLUMNS, row, strict=True)) for row in ROWS]
 
@@ -51,6 +53,8 @@ def test_sample(case: dict[str, Any], smollm2_path: Path, baseline: Callable[[As
     asks, seen = [ASKS[i] for i in case["asks"]], Seen()
     rounds = 2 if case["prefixes"] == "kept and met again" else 1
     lives = 2 if case["prefixes"] == "restored from disk" else 1
+    want = {(i, choice): baseline(ask, choice) for i, ask in enumerate(asks) for choice in range(ask.params.n)}
+    trees = TreeDrafter(known_outputs(lambda i, choice: want[i, choice][0]), VOCABULARY)
     got = []
     for _ in range(lives):
         with opened(
@@ -59,10 +63,11 @@ def test_sample(case: dict[str, Any], smollm2_path: Path, baseline: Callable[[As
         ) as runner:  # fmt: skip
             kv_dir = tmp_path / "kv" if lives > 1 else None
             got += through_engine(
-                runner, asks, scheduler(case), seen, case["arrival"], rounds, kv_dir=kv_dir, policy=case["policy"]
-            )
+                runner, asks, scheduler(case), seen, case["arrival"], rounds,
+                [trees] if case["drafts"] == "trees" else [], kv_dir, case["policy"],
+            )  # fmt: skip
     assert case["pages"] == "plenty" or seen.preemptions
     assert rounds == 1 or seen.cached
-    want = {(i, choice): baseline(ask, choice) for i, ask in enumerate(asks) for choice in range(ask.params.n)}
     assert got == [want] * rounds * lives
     assert lives == 1 or seen.restored
+    assert case["drafts"] == "none" or seen.paths

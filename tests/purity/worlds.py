@@ -18,6 +18,7 @@ import numpy as np
 from backends.formats import FORMATS, random_blocks
 from families.tiny_families import CONFIGS, VOCABULARY, as_gguf
 from gguf_writer import File, Tensor
+from quantised_files import KINDS
 from tiny import TinyShape, tiny_file
 
 
@@ -32,10 +33,12 @@ class World:
     """Of the layers' matrices in turn, instead of the shape's: random blocks of formats that Pagoda does not write."""
     family: str = ""
     """One of `families.tiny_families.CONFIGS`, instead of a shape: matrices in q4_0, q8_0 and f16 in turn."""
+    checkpoint: str = ""
+    """One of `quantised_files.KINDS`, instead: a directory."""
 
     @property
     def vocabulary(self) -> int:
-        return VOCABULARY if self.family else int(self.shape["vocabulary"])
+        return VOCABULARY if self.family or self.checkpoint else int(self.shape["vocabulary"])
 
 
 MIXED = {"attn_q.weight": "q4_0", "attn_k.weight": "q8_0", "attn_v.weight": "f16", "ffn_up.weight": "q4_0"}
@@ -82,6 +85,15 @@ WORLDS = {
             ("gpt-oss", "int16", "f16"),
         )
     },
+    **{
+        f"{kind} {activations} {kv_format}": World(activations, kv_format, {}, checkpoint=kind)
+        for kind, activations, kv_format in (
+            ("awq-64", "int8", "f16"),
+            ("gptq-act-order", "int16", "f16"),
+            ("int8", "int16", "int8"),
+            ("fp8-block", "int16", "f16"),
+        )
+    },
 }
 """Named by model, activations and KV format."""
 
@@ -89,6 +101,10 @@ WORLDS = {
 def model_file(directory: Path, name: str) -> Path:
     """Write the model of a world."""
     world = WORLDS[name]
+    if world.checkpoint:
+        made = KINDS[world.checkpoint].checkpoint()
+        made.config["max_position_embeddings"] = 512
+        return made.write(directory / name.replace(" ", "-"))
     if world.family:
         turn = cycle(("q4_0", "q8_0", "f16"))
         file = as_gguf(CONFIGS[world.family] | {"max_position_embeddings": 512}, lambda _: next(turn))

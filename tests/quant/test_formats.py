@@ -13,7 +13,7 @@ from pagoda.backends.ops import Bytes, Floats, StoredTensor
 from pagoda.errors import UnsupportedModel
 from pagoda.quant.blocks import six_bit_bytes, six_bit_pairs
 
-READ = quant.names()
+READ = quant.ggml_names()
 WRITTEN = ("f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0")
 
 

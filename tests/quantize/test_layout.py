@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from catalog.hf_files import write_model
 from gguf import GGUFReader
 from gguf.quants import dequantize
 
-from catalog.hf_files import write_model
 from families.test_families import golden, log_softmax, logits_of
 from families.tiny_families import CONFIGS, as_gguf, ids, weights
 from gguf_writer import F64, U8, As, stored
@@ -20,6 +20,7 @@ from pagoda.catalog import ModelFile
 from pagoda.catalog.gguf_head import encode
 from pagoda.quantize import Options, quantize
 from pagoda.quantize.layout import FORMATS
+from quantised_files import KINDS
 from tiny import TinyShape, tiny_file
 
 DENSE = TinyShape(format="f32", embedding_format="f32", width=256, head_dim=64, ffn=288, tied=False)
@@ -149,3 +150,16 @@ def test_rows_that_are_no_whole_blocks_of_anything_stay(tmp_path: Path) -> None:
     assert said == [
         "f16 instead of q4_0, whose blocks do not divide the rows: blk.0.ffn_down.weight, blk.1.ffn_down.weight"
     ]
+
+
+@pytest.mark.parametrize("kind", ["gptq-act-order", "awq-128", "int8", "fp8-block"])
+def test_quantised_directories_become_files(tmp_path: Path, kind: str) -> None:
+    """Of formats that no GGUF file has, and of columns in an order that none can have, the numbers remain."""
+    made, out, dense = KINDS[kind].checkpoint(), tmp_path / "out.gguf", tmp_path / "dense.gguf"
+    report = quantize(made.write(tmp_path / "quantised"), out, Options("f32"))
+    quantize(made.write_dense(tmp_path / "dense"), dense, Options("f32"))
+    assert "is quantised already" in report.notes[0]
+    with ModelFile(out) as one, ModelFile(dense) as other:
+        assert set(one.tensors) == set(other.tensors)
+        for name in one.tensors:
+            np.testing.assert_array_equal(one.tensor(name).floats(), other.tensor(name).floats(), err_msg=name)

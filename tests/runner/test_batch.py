@@ -56,6 +56,27 @@ def test_arrays_of_a_plan() -> None:
     assert [(d.slot, d.seed, d.position) for d in draws] == [(1, 3, 3), (2, 4, 2)]
 
 
+def test_arrays_of_a_tree() -> None:
+    """A line of rows for each path: the last known token and the first path, then what others have of their own."""
+    batcher = Batcher(1)
+    batcher.batch(StepPlan(1, (chunk(1), chunk(2)), (start(1), start(2))))
+    tree = Chunk(
+        1, 8, (LAST, 5, 6, 7, 8, 9), ((3, 4, 5),), True, 5, "tree", (-1, 0, 1, 0, -1), (((3, 4, 6),), ((3, 9),))
+    )
+    step, draws = batcher.batch(StepPlan(2, (chunk(2, (4, 4), 1), tree)))
+    assert step.ids.tolist() == [4, 4, -1, 5, 6, 7, 8, 9]
+    assert step.positions.tolist() == [1, 2, 8, 9, 10, 11, 10, 9]
+    assert step.sequences.tolist() == [0, 0, 1, 1, 1, 1, 2, 3]
+    assert step.parents.tolist() == [-1, -1, 3, 2]
+    assert step.slots.tolist() == [1, 0, 0, 0]
+    assert [row[:n] for row, n in zip(step.tables[0].tolist(), (1, 3, 3, 2), strict=True)] == [
+        [0], [3, 4, 5], [3, 4, 6], [3, 9],
+    ]  # fmt: skip
+    assert step.sampled.tolist() == [1, 2, 3, 4, 5, 6, 7]
+    assert [(d.slot, d.position, d.drafts) for d in draws] == [(1, 3, 0), (0, 9, 5)]
+    batcher.check()
+
+
 @pytest.mark.parametrize(("asked", "handed"), [(None, -1), (0, 0), (5, 5)])
 def test_a_draw_says_all_of_the_parameters(asked: int | None, handed: int) -> None:
     params = SamplingParams(

@@ -91,6 +91,7 @@ def submit(
     sampled: Ints,
     sequence_slots: Ints,
     guesses: Ints,
+    parents: Ints,
     tables: list[Ints],
     inputs: dict[str, Floats],
     draws: Sequence[tuple[int, int, int, int, float, float, float, float, float, float, int, int, int]],

@@ -45,8 +45,10 @@ LAYOUT = 1
 WEIGHT_FORMATS = (
     "f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0",
     "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs", "mxfp4",
+    "q4_z32", "q4_z128", "q8_z32", "q8_z128", "f8_e4m3", "f8_e5m2",
 )  # fmt: skip
-DENSE = ("f32", "f16", "bf16")
+DENSE = ("f32", "f16", "bf16", "f8_e4m3", "f8_e5m2")
+"""Floats: they read activations as they are."""
 LOGITS = "logits"
 """The output that draws sample."""
 
@@ -207,6 +209,7 @@ class CpuProgram:
             step.sampled,
             step.slots,
             step.guesses,
+            step.parents,
             list(step.tables),
             step.inputs,
             [
@@ -280,7 +283,7 @@ class CpuBackend:
                 _ = t.raw  # says which tensor it is, and what to do
             raise ModelFileError(f"one of {len(tensors)} tensors cannot be read: {error}") from error
         return [
-            NativeWeight(t.name, t.shape, t.format.name not in DENSE, packed=next(packed))
+            NativeWeight(t.name, t.shape, t.format.name not in DENSE, packed=next(packed), order=t.order)
             if len(t.shape) > 1
             else NativeWeight(t.name, t.shape, False, vector=next(vectors))
             for t in tensors

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from pagoda.backends import _native
 from pagoda.backends.cpu import DENSE, check_format, prepare
-from pagoda.backends.ops import Ops
+from pagoda.backends.ops import Ints, Ops
 from pagoda.backends.recorder import NativeWeight, Op, Recorder
 
 BLOCK = 32
@@ -43,9 +43,9 @@ def packed_bytes(name: str, form: str, shape: tuple[int, ...]) -> int:
     return _native.packed_bytes(form, *shape)
 
 
-def stand_in(name: str, form: str, shape: tuple[int, ...]) -> NativeWeight:
+def stand_in(name: str, form: str, shape: tuple[int, ...], order: Ints | None = None) -> NativeWeight:
     """A weight with nothing in it, to record with."""
-    return NativeWeight(name, shape, len(shape) > 1 and form not in DENSE)
+    return NativeWeight(name, shape, len(shape) > 1 and form not in DENSE, order=order)
 
 
 def footprint(build: Callable[[Ops], None], formats: Mapping[str, str], activations: str) -> Footprint:

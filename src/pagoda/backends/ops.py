@@ -87,6 +87,8 @@ class StoredTensor:
     format: StoredFormat
     stored: Bytes | Extent
     """The file's bytes, read-only, or where they lie; let go once packed."""
+    order: Ints | None = None
+    """[k] the input that each column is of, if they are not in the inputs' order (GPTQ's act-order)."""
 
     @property
     def raw(self) -> Bytes:
@@ -94,7 +96,7 @@ class StoredTensor:
         return self.stored if isinstance(self.stored, np.ndarray) else self.stored.read()
 
     def floats(self) -> Floats:
-        """Dequantized, in `shape`."""
+        """Dequantized, in `shape`, columns as they are stored."""
         blocks = self.raw.reshape(-1, self.format.block_bytes)
         return self.format.dequantize(blocks).reshape(self.shape)
 
@@ -171,7 +173,8 @@ class Experts:
 class Step:
     """All that changes from step to step. R rows, B sequences, S sampled rows; integers are int32.
 
-    Rows of one sequence are consecutive and in position order.
+    Rows of one sequence are consecutive and in position order. A tree of drafts is several sequences here, one for each
+    of its paths: every row is in one of them, the earliest that it is on, and `parents` says where the others leave it.
     """
 
     ids: Ints
@@ -191,6 +194,11 @@ class Step:
     """[B] each sequence's slot in `Slots`, if `ids` has -1: the token sampled last for the row's sequence."""
     guesses: Ints = field(default_factory=lambda: np.empty(0, np.int32))
     """[B] each sequence's slot of guesses, if `ids` has less than -1: -2 - i is token i of that slot's output."""
+    parents: Ints = field(default_factory=lambda: np.empty(0, np.int32))
+    """[B] of each sequence that is a path of a tree, the earlier row, of another, that its first row follows: that row
+    and those before it in the step are in its line too, and are stored in the pages of its table as well as in their
+    own, where those differ. -1: it leaves none. Empty: none does.
+    """
     copies: tuple[tuple[int, int, int, int], ...] = ()
     """(group, source page, target page, slots): copied before anything is computed."""
     starts: tuple[tuple[int, Ints], ...] = ()
@@ -332,8 +340,9 @@ class Draw:
     drafts: int = 0
     """So many sampled rows after this one are of drafts, the next tokens of the sequence if they turn out right.
 
-    Each row is sampled as if all drafts up to it were the sequence's own tokens. A draft is right if it is the token
-    sampled at its place; at the first that is not, the draw ends: it gives one token more than it has right drafts.
+    Each row is sampled as if all drafts on the way to it were the sequence's own tokens. A draft is right if it is the
+    token sampled at the row it follows; where none is, the draw ends: it gives one token more than it has right drafts.
+    Without a tree, each follows the one before it.
     """
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any, get_args
 
-from pagoda.backends.ops import Activation, Experts, Floats, KVLayer, RopeTable, Routing, Rows
+from pagoda.backends.ops import Activation, Experts, Floats, Ints, KVLayer, RopeTable, Routing, Rows
 
 NONE = -1
 """An absent operand."""
@@ -44,6 +44,7 @@ class Op(IntEnum):
     ROUTE = 16
     EXPERTS = 17
     COMBINE = 18
+    PERMUTE = 19
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +86,12 @@ class NativeWeight:
     name: str
     shape: tuple[int, ...]
     quantized: bool
-    """Whether its stored format is a quantised one."""
+    """Whether its stored format is a quantised one, of integers."""
     packed: Any = None
     """`_native.Weight`, of a matrix."""
     vector: Floats | None = None
+    order: Ints | None = None
+    """[k] the input that each column is of, if not in the inputs' order."""
 
 
 @dataclass(slots=True)
@@ -122,6 +125,7 @@ class Recorder:
         self.recording = Recording()
         self._integer = INTEGERS[activations]
         self._quantized: dict[int, int] = {}
+        self._permuted: dict[tuple[int, bytes], int] = {}
 
     def _emit(self, op: Op, *shapes: Shape, **fields: Any) -> tuple[int, ...]:
         made = tuple(self.recording.value(shape) for shape in shapes)
@@ -154,12 +158,12 @@ class Recorder:
                 raise ValueError(f"{b.name} is {b.shape}, what it is added to {w.shape[0]} wide")
         added = [_number(self.recording.vectors, b) for b in biases]
         made: dict[int, int] = {}
-        for integers in (True, False):
-            chosen = [i for i, w in enumerate(several) if (w.quantized and self._integer > 0) == integers]
-            if not chosen:
-                continue
-            read = self._as_integers(x) if integers else x
-            rows = self._shape(x).rows
+        forms = [(w.quantized and self._integer > 0, b"" if w.order is None else w.order.tobytes()) for w in several]
+        rows = self._shape(x).rows
+        for form in sorted(set(forms), key=lambda form: (not form[0], form[1])):
+            chosen = [i for i, each in enumerate(forms) if each == form]
+            read = self._in_order(x, several[chosen[0]].order)
+            read = self._as_integers(read) if form[0] else read
             written = self._emit(
                 Op.LINEAR,
                 *(Shape(rows, several[i].shape[0]) for i in chosen),
@@ -171,6 +175,16 @@ class Recorder:
         if isinstance(weights, NativeWeight):
             return made[0]
         return tuple(made[i] for i in range(len(several)))
+
+    def _in_order(self, x: int, order: Ints | None) -> int:
+        """x's columns as a matrix wants them; those that want the same share them."""
+        if order is None:
+            return x
+        key = (x, order.tobytes())
+        if key not in self._permuted:
+            whole = tuple(order.tolist())
+            self._permuted[key] = self._emit(Op.PERMUTE, self._shape(x), reads=(x,), whole=whole)[0]
+        return self._permuted[key]
 
     def _as_integers(self, x: int) -> int:
         if x not in self._quantized:
@@ -249,6 +263,8 @@ class Recorder:
         for w in weights:
             if w.shape != weights[0].shape or w.quantized != weights[0].quantized:
                 raise ValueError(f"experts must be alike: {w.name} is {w.shape}, {weights[0].name} {weights[0].shape}")
+            if w.order is not None:
+                raise ValueError(f"experts must have their columns in order: {w.name} has not")
         constants = tuple(_number(self.recording.matrices, w) for w in (*weights, *([bias] if bias else [])))
         wide = int(self._shape(x).width != weights[0].shape[1])
         return self._emit(

@@ -24,6 +24,7 @@ from pagoda.backends.ops import (
     Draw,
     Experts,
     Floats,
+    Ints,
     KVGroup,
     KVLayer,
     KVStore,
@@ -37,14 +38,14 @@ from pagoda.backends.ops import (
     StoredTensor,
     Unit,
 )
-from pagoda.backends.reference_step import check_step, draw_rows, known_ids
+from pagoda.backends.reference_step import check_step, draw_rows, known_ids, writes
 from pagoda.backends.reference_store import ReferenceKVStore, ReferenceSlots, ReferenceTransfer
 from pagoda.config import ACTIVATIONS, KV_FORMATS
 from pagoda.errors import InvalidConfig, MemoryLimit
 
 Doubles = npt.NDArray[np.float64]
 
-UNQUANTISED = ("f32", "f16", "bf16")
+UNQUANTISED = ("f32", "f16", "bf16", "f8_e4m3", "f8_e5m2")
 """Weight formats that read activations as they are."""
 ACTS = get_args(Activation)
 BLOCK = 32
@@ -60,7 +61,9 @@ class ReferenceWeight:
     name: str
     values: Floats
     quantised: bool
-    """Whether its file's format is a quantised one."""
+    """Whether its file's format is a quantised one, of integers."""
+    order: Ints | None = None
+    """[k] the input that each column is of, if not in the inputs' order."""
 
 
 def quantise_rows(x: Floats, top: int) -> Doubles:
@@ -124,6 +127,8 @@ class ReferenceOps:
         if x.shape[1:] != weight.values.shape[1:]:
             raise ValueError(f"{weight.name} is {weight.values.shape}, its input {x.shape}")
         top = TOPS.get(self._activations) if weight.quantised else None
+        if weight.order is not None:
+            x = x[:, weight.order]
         read = quantise_rows(x, top) if top else x.astype(np.float64)
         product: Doubles = read @ weight.values.T.astype(np.float64)
         return product.astype(np.float32)
@@ -171,7 +176,8 @@ class ReferenceOps:
         places = step.positions // store.page_size
         if places.max() >= table.shape[1]:
             raise ValueError(f"position {step.positions.max()} is beyond the page table's {table.shape[1]} pages")
-        store.write(kv, table[step.sequences, places], step.positions % store.page_size, k, v)
+        stored, pages = writes(step, table, store.page_size)
+        store.write(kv, pages, step.positions[stored] % store.page_size, k[stored], v[stored])
         result = np.empty(q.shape, np.float32)
         for sequence in np.unique(step.sequences):
             rows = np.flatnonzero(step.sequences == sequence)
@@ -350,7 +356,7 @@ class ReferenceBackend:
     def weight(self, tensor: StoredTensor) -> ReferenceWeight:
         """Dequantize a stored tensor."""
         values = np.array(tensor.floats(), np.float32)  # a copy: the stored bytes may go away
-        return ReferenceWeight(tensor.name, values, tensor.format.name not in UNQUANTISED)
+        return ReferenceWeight(tensor.name, values, tensor.format.name not in UNQUANTISED, tensor.order)
 
     def kv_store(
         self, groups: Sequence[KVGroup], pages: Sequence[int], page_size: int, kv_format: str

@@ -44,6 +44,7 @@ def check_step(step: Step, groups: int) -> None:
     if len(sampled) and (sampled.min() < 0 or sampled.max() >= rows or (np.diff(sampled) < 0).any()):
         raise ValueError(f"Step.sampled must be ascending rows under {rows}, got {sampled.tolist()}")
     _check_sequences(step, int(step.sequences[-1]) + 1, groups)
+    _check_parents(step, int(step.sequences[-1]) + 1)
 
 
 def _check_sequences(step: Step, sequences: int, groups: int) -> None:
@@ -54,6 +55,47 @@ def _check_sequences(step: Step, sequences: int, groups: int) -> None:
     for table in step.tables:
         if table.dtype != np.int32 or table.ndim != 2 or len(table) != sequences:
             raise ValueError(f"a page table must be [{sequences}, pages] of int32, got {table.shape} of {table.dtype}")
+
+
+def _check_parents(step: Step, sequences: int) -> None:
+    parents = step.parents
+    if len(parents) not in (0, sequences):
+        raise ValueError(f"Step.parents must have one row for each of {sequences} sequences, got {parents.tolist()}")
+    for path, parent in enumerate(parents.tolist()):
+        if parent == -1:
+            continue
+        rows = np.flatnonzero(step.sequences == path)
+        if not len(rows) or not 0 <= parent < rows[0]:
+            raise ValueError(f"a path's parent must be a row before its first, got {parent} for {rows.tolist()}")
+        if step.positions[parent] + 1 != step.positions[rows[0]]:
+            raise ValueError(f"a path must go on at the position after its parent's, row {parent}: {step.positions}")
+        if len(step.slots) and step.slots[step.sequences[parent]] != step.slots[path]:
+            raise ValueError(f"a path and its parent's must have one slot, got {step.slots.tolist()}")
+
+
+def before(step: Step) -> list[int]:
+    """Of each row, the row that it follows in this step: of its own sequence, or its path's parent; -1: none."""
+    found = []
+    for row, sequence in enumerate(step.sequences.tolist()):
+        if row and step.sequences[row - 1] == sequence:
+            found.append(row - 1)
+        else:
+            found.append(int(step.parents[sequence]) if len(step.parents) else -1)
+    return found
+
+
+def writes(step: Step, table: Ints, page_size: int) -> tuple[Ints, Ints]:
+    """(rows, pages): where each row's keys and values go, once in its own sequence and in those of all paths that leave
+    it or a row that follows it, where their pages are others.
+    """
+    places, follows = step.positions // page_size, before(step)
+    found = dict.fromkeys((row, int(table[s, places[row]])) for row, s in enumerate(step.sequences.tolist()))
+    for path, row in enumerate(step.parents.tolist()):
+        while row >= 0:
+            found[row, int(table[path, places[row]])] = None
+            row = follows[row]
+    rows, pages = zip(*found, strict=True)
+    return np.array(rows, np.int32), np.array(pages, np.int32)
 
 
 def known_ids(step: Step, slots: ReferenceSlots) -> Ints:
@@ -79,21 +121,26 @@ def draw_rows(outputs: dict[str, Floats], step: Step, slots: ReferenceSlots, dra
             f"one draw is needed for each of {rows} sampled rows of {LOGITS!r} that is no draft's: {draws}"
         )
     logits, first = outputs[LOGITS], 0
+    follows, ids = before(step), step.ids
     counts: list[int] = []
     tokens: list[int] = []
     logprobs: list[float] = []
     top: list[tuple[tuple[int, float], ...]] = []
     for draw in draws:
-        before = len(tokens)
-        for i, row in enumerate(range(first, first + 1 + draw.drafts)):
-            x, at = logits[row], replace(draw, position=draw.position + i)
-            token = sample(x, at, *slots.tokens(draw.slot)).token
+        given, at, end = len(tokens), first, first + 1 + draw.drafts
+        if any(follows[row] < step.sampled[at] for row in step.sampled[at + 1 : end]):
+            raise ValueError(f"drafts are in the rows right after their sequence's, got {step.sampled[at:end]}")
+        while True:
+            x, here = logits[at], replace(draw, position=draw.position + len(tokens) - given)
+            token = sample(x, here, *slots.tokens(draw.slot)).token
             slots.push(draw.slot, token)
             tokens.append(token)
             logprobs.append(float(log_softmax(x)[token]) if draw.logprobs >= 0 else 0.0)
             top.append(likeliest(x, max(draw.logprobs, 0)))
-            if i < draw.drafts and step.ids[step.sampled[row] + 1] != token:
+            row = step.sampled[at]
+            right = (i for i in range(at + 1, end) if follows[step.sampled[i]] == row and ids[step.sampled[i]] == token)
+            if (at := next(right, -1)) < 0:
                 break
-        counts.append(len(tokens) - before)
+        counts.append(len(tokens) - given)
         first += 1 + draw.drafts
     return tuple(counts), tuple(tokens), tuple(logprobs), tuple(top)

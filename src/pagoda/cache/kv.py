@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from pagoda.cache.eviction import Eviction
+from pagoda.cache.paths import PathStart, check_paths, close_paths, open_path
 from pagoda.cache.pins import Pins
 from pagoda.cache.pool import PagePool
 from pagoda.cache.radix import Found, Key, Node, Pages, RadixTree
@@ -198,6 +199,7 @@ class KVCache:
         `start` on is given up.
         """
         held = self._held[sequence]
+        assert not held.paths, f"sequence {sequence} goes on before its paths are closed"
         assert start < upto, f"no positions from {start} to {upto}"
         assert start <= held.slots, f"positions from {start}, and {held.slots} have slots"
         first, last = start // self.page_size, self.pages_for(upto)
@@ -214,6 +216,31 @@ class KVCache:
             extension = self._grow(held, start, first, last)
         held.slots = upto
         return extension
+
+    def open_paths(self, sequence: int, start: int, paths: Sequence[PathStart], spare: int = 0) -> Extension:
+        """Page tables for other tokens than the sequence's own at some positions after `start`, from where on `extend`
+        has made it writable. They last until `close_paths`; `table` tells them by their numbers, from 1 on.
+
+        A path shares the pages before the one in which it leaves another. From there on it has pages of its own, the
+        first with a copy of the slots before `start`: whoever writes the other path's positions writes them there too.
+        Unless `spare` pages stay available besides, none is opened.
+        """
+        held, size = self._held[sequence], self.page_size
+        assert not held.paths, f"sequence {sequence} has paths already"
+        wanted = sum(self.pages_for(path.upto) - path.at // size for path in paths)
+        lack = wanted + spare - self.available
+        if lack > 0:
+            return Extension(False, lack=lack)
+        self._free_up(wanted)
+        copies: list[PageCopy] = []
+        for path in paths:
+            assert start < path.at < path.upto, f"{path} does not leave positions after {start}"
+            held.paths.append(open_path(self._pools, held, path, start, size, copies))
+        return Extension(True, tuple(copies))
+
+    def close_paths(self, sequence: int, path: int) -> None:
+        """What one path's slots hold is the sequence's from here on; 0: what its own hold. The other paths are gone."""
+        close_paths(self._pools, self._held[sequence], path)
 
     def fork(self, parent: int, child: int, at: int) -> None:
         """Open a page table for `child` that shares the parent's pages of positions 0 to `at` - 1.
@@ -236,6 +263,7 @@ class KVCache:
 
     def release(self, sequence: int) -> None:
         """Close a page table. Its committed tokens are kept while there is room; pages that nobody holds are free."""
+        self.close_paths(sequence, 0)
         held = self._held.pop(sequence)
         if held.tail:
             node, _ = self._tree.insert(held.key, held.last, tuple(held.tail), held.unit(len(held.path)))
@@ -244,9 +272,9 @@ class KVCache:
             for page in reversed(table):
                 pool.drop(page)
 
-    def table(self, sequence: int) -> Tables:
-        """The page tables, one per group: the same object until they change."""
-        return self._held[sequence].tables
+    def table(self, sequence: int, path: int = 0) -> Tables:
+        """The page tables, one per group: the same object until they change, but for those of other paths."""
+        return self._held[sequence].along(path)
 
     def check(self) -> None:
         """Assert that counts equal the uses by tables, nodes and pins, that tables cover their slots, and that what is
@@ -259,6 +287,7 @@ class KVCache:
         pinned = [node.pages for node in self._pins.nodes() if node.pages is not None]
         for group, pool in enumerate(self._pools):
             uses = Counter(page for held in self._held.values() for page in held.tables[group])
+            uses.update(page for held in self._held.values() for path in held.paths for page in path.own[group])
             pool.check(uses, Counter(unit[group] for unit in kept), Counter(unit[group] for unit in pinned))
         for sequence, held in self._held.items():
             assert held.committed <= held.slots, f"sequence {sequence}: committed beyond its slots"
@@ -266,6 +295,7 @@ class KVCache:
                 assert len(table) == self.pages_for(held.slots), f"sequence {sequence}: table does not match its slots"
                 assert len(set(table)) == len(table), f"sequence {sequence} holds a page twice"
             self._check_path(held)
+            check_paths(held, self.page_size)
 
     def _check_path(self, held: Held) -> None:
         if self.prefixes:
@@ -359,14 +389,18 @@ class KVCache:
         wanted = max(last - len(held.tables[0]), 0) + len(split)
         if not wanted:
             return READY
-        while min(pool.free for pool in self._pools) < wanted:
-            evicted = self._eviction.evict(self._tree)
-            assert evicted, "pages count as available and cannot be evicted"
+        self._free_up(wanted)
         copies: list[PageCopy] = []
         held.tables = tuple(
             self._grown(group, table, split, start, last, copies) for group, table in enumerate(held.tables)
         )
         return Extension(True, tuple(copies))
+
+    def _free_up(self, wanted: int) -> None:
+        """So many pages of each group are free, of those that are available."""
+        while min(pool.free for pool in self._pools) < wanted:
+            evicted = self._eviction.evict(self._tree)
+            assert evicted, "pages count as available and cannot be evicted"
 
     def _grown(
         self, group: int, table: tuple[int, ...], split: list[int], start: int, last: int, copies: list[PageCopy]

@@ -30,6 +30,25 @@ READY = Extension(True)
 
 
 @dataclass(frozen=True, slots=True)
+class Path:
+    """A path beside a sequence's own: other pages from some position on."""
+
+    base: int
+    """Index of its first page that is not in the sequence's own table."""
+    first: int
+    """Index of its first page that no path before it has."""
+    pages: Tables
+    """Its pages from `base` on."""
+    upto: int
+    """One past its last position."""
+
+    @property
+    def own(self) -> Tables:
+        """Its pages from `first` on."""
+        return tuple(table[self.first - self.base :] for table in self.pages)
+
+
+@dataclass(frozen=True, slots=True)
 class Match:
     """The longest prefix found for a sequence, and why it is no longer. Holds good until the cache changes."""
 
@@ -68,11 +87,20 @@ class Held:
     """The tree's nodes of its first pages: those are the tree's pages too."""
     tail: list[int] = field(default_factory=list)
     """Committed tokens after them."""
+    paths: list[Path] = field(default_factory=list)
+    """Beside its own, while a tree is verified: number 1 is the first of them."""
 
     @property
     def last(self) -> Node | None:
         """The last node of its path."""
         return self.path[-1] if self.path else None
+
+    def along(self, path: int) -> Tables:
+        """The page tables along a path; its own are number 0's."""
+        if not path:
+            return self.tables
+        chosen = self.paths[path - 1]
+        return tuple(own[: chosen.base] + pages for own, pages in zip(self.tables, chosen.pages, strict=True))
 
     def unit(self, index: int) -> Pages:
         """One page of each group, all of the same positions."""

@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import NoReturn
 
 from pagoda import quant
-from pagoda.backends.ops import StoredFormat
+from pagoda.backends.ops import Ints, StoredFormat
 from pagoda.errors import ModelFileError, UnsupportedModel
 
 MAGIC = b"GGUF"
@@ -60,6 +60,8 @@ class TensorInfo:
     """Bytes."""
     shard: int = 0
     """Which of the model's files."""
+    order: Ints | None = None
+    """As `StoredTensor.order`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,15 +16,19 @@ from typing import Any, Self
 import numpy as np
 
 from pagoda import quant
-from pagoda.backends.ops import StoredTensor
+from pagoda.backends.ops import Bytes, StoredTensor
 from pagoda.catalog.gguf import TensorInfo
+from pagoda.catalog.hf_blocks import blocks
 from pagoda.catalog.hf_generation import translate_sampling
+from pagoda.catalog.hf_quantized import UNREAD, Plan, plan
+from pagoda.catalog.hf_scheme import read_scheme
 from pagoda.catalog.hf_tokenizer import translate_tokenizer
 from pagoda.catalog.hugging import Translation, translate
 from pagoda.catalog.safetensors import Entry, read_table
 from pagoda.catalog.shards import Shards, guarded
 from pagoda.errors import ModelFileError, UnsupportedModel
 
+_RAW = quant.by_name("f32")
 FORMATS = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
 """dtype -> weight format."""
 MAX_JSON = 256 * 2**20
@@ -49,18 +53,12 @@ class HuggingDirectory:
 
     def _open(self) -> None:
         config = self._json("config.json")
-        if config.get("quantization_config"):
-            method = (
-                (config["quantization_config"] or {}).get("quant_method")
-                if isinstance(config["quantization_config"], dict)
-                else None
-            )
-            raise UnsupportedModel(
-                f"{self.path}: its weights are quantised as {method!r:.40}; those in F32, F16 and BF16 can be read"
-            )
+        self._scheme = read_scheme(config.get("quantization_config"), self.name)
         found = translate(config, self.name)
         self.architecture = found.architecture
-        infos = self._infos(config, found)
+        self._entries = self._table_of_all()
+        self._plans: dict[str, Plan] = {}
+        infos = self._quantised(found) | self._infos(config, found)
         self._factors = {name: np.array(values, np.float32) for name, values in found.factors.items()}
         made = {name: TensorInfo(name, f.shape, quant.by_name("f32"), 0, f.nbytes) for name, f in self._factors.items()}
         self._stored = infos
@@ -131,30 +129,72 @@ class HuggingDirectory:
 
     # --- tensors -------------------------------------------------------------------------------------------------
 
-    def _infos(self, config: Mapping[str, Any], found: Translation) -> dict[str, TensorInfo]:
-        """Tensors as they are stored, by GGUF's names; those that it has no name for keep their own."""
-        infos: dict[str, TensorInfo] = {}
+    def _table_of_all(self) -> dict[str, tuple[int, Entry]]:
+        """(shard, entry) of every tensor, by the checkpoint's names."""
+        entries: dict[str, tuple[int, Entry]] = {}
         for shard, table in enumerate(self._tables()):
-            for entry in table.values():
-                if entry.name.endswith(_DERIVED) or (
-                    entry.name == "lm_head.weight" and config.get("tie_word_embeddings")
-                ):
-                    continue
-                name = found.names.get(entry.name, entry.name)
-                if name in infos:
-                    raise ModelFileError(f"{self._shards.paths[shard]}: tensor {entry.name!r} is in another shard too")
-                if entry.dtype not in FORMATS:
-                    raise UnsupportedModel(
-                        f"{self._shards.paths[shard]}: tensor {entry.name!r} is in {entry.dtype}; "
-                        f"{', '.join(FORMATS)} can be read"
-                    )
-                if 0 in entry.shape or not 1 <= len(entry.shape) <= 4:
-                    raise ModelFileError(f"{self._shards.paths[shard]}: tensor {entry.name!r} has shape {entry.shape}")
-                form = quant.by_name(FORMATS[entry.dtype])
-                infos[name] = TensorInfo(name, entry.shape, form, entry.offset, entry.size, shard)
-        if config.get("tie_word_embeddings") is False and "output.weight" not in infos:
+            for name, entry in table.items():
+                if name in entries:
+                    raise ModelFileError(f"{self._shards.paths[shard]}: tensor {name!r} is in another shard too")
+                entries[name] = shard, entry
+        return entries
+
+    def _bytes(self, name: str) -> Bytes:
+        """Of a tensor, by the checkpoint's name."""
+        shard, entry = self._entries[name]
+        return self._shards.tensor(TensorInfo(name, entry.shape, _RAW, entry.offset, entry.size, shard)).raw
+
+    def _quantised(self, found: Translation) -> dict[str, TensorInfo]:
+        """Matrices that several tensors make up, which leave `_entries`' list for others."""
+        if self._scheme is None:
+            return {}
+        entries = {name: entry for name, (_, entry) in self._entries.items()}
+        infos = {}
+        for name, ours in found.names.items():
+            if not name.endswith(".weight"):
+                continue
+            module = name.removesuffix(".weight")
+            made = plan(module, self._scheme, entries, self.name, lambda entry: self._bytes(entry.name))
+            if made is not None:
+                self._plans[ours] = made
+                size = made.shape[0] * made.shape[1] // made.form.block * made.form.block_bytes
+                infos[ours] = TensorInfo(ours, made.shape, made.form, 0, size, order=made.order)
+        return infos
+
+    def _infos(self, config: Mapping[str, Any], found: Translation) -> dict[str, TensorInfo]:
+        """Other tensors as they are stored, by GGUF's names; those that it has no name for keep their own."""
+        infos: dict[str, TensorInfo] = {}
+        used = {entry.name for made in self._plans.values() for entry in made.parts.values()}
+        for shard, entry in self._entries.values():
+            if entry.name.endswith(_DERIVED) or (entry.name == "lm_head.weight" and config.get("tie_word_embeddings")):
+                continue
+            if entry.name in used or (self._scheme and entry.name.rpartition(".")[2] in UNREAD):
+                continue
+            if self._adds_nothing(entry, found):
+                continue
+            name = found.names.get(entry.name, entry.name)
+            if name in infos:
+                raise ModelFileError(f"{self._shards.paths[shard]}: tensor {entry.name!r} is in another shard too")
+            if entry.dtype not in FORMATS:
+                raise UnsupportedModel(
+                    f"{self._shards.paths[shard]}: tensor {entry.name!r} is in {entry.dtype}; "
+                    f"{', '.join(FORMATS)} can be read"
+                )
+            if 0 in entry.shape or not 1 <= len(entry.shape) <= 4:
+                raise ModelFileError(f"{self._shards.paths[shard]}: tensor {entry.name!r} has shape {entry.shape}")
+            form = quant.by_name(FORMATS[entry.dtype])
+            infos[name] = TensorInfo(name, entry.shape, form, entry.offset, entry.size, shard)
+        if config.get("tie_word_embeddings") is False and "output.weight" not in {*infos, *self._plans}:
             raise ModelFileError(f"{self.path}: tensor 'lm_head.weight' is missing, and config.json ties none to it")
         return infos
+
+    def _adds_nothing(self, entry: Entry, found: Translation) -> bool:
+        """Whether it is a bias of zeros, which GPTQ's writers gave matrices that have none."""
+        module, _, end = entry.name.rpartition(".")
+        if end != "bias" or found.names.get(f"{module}.weight") not in self._plans or entry.dtype not in FORMATS:
+            return False
+        wanted = found.architecture == "qwen2" and module.endswith(("q_proj", "k_proj", "v_proj"))
+        return not wanted and entry.size > 0 and not self._bytes(entry.name).any()
 
     def _less_one(self, info: TensorInfo) -> bool:
         return bool(self._plus_one) and len(info.shape) == 1 and info.name.endswith(self._plus_one)
@@ -185,8 +225,17 @@ class HuggingDirectory:
         made = [name for name in wanted if name in self._factors]
         if made:
             yield [StoredTensor(n, self._factors[n].shape, form, self._factors[n].view(np.uint8)) for n in made]
-        for batch in self._shards.batches(self._stored[name] for name in wanted if name not in self._factors):
+        plain = (self._stored[name] for name in wanted if name not in self._factors and name not in self._plans)
+        for batch in self._shards.batches(plain):
             yield [self._read(tensor) for tensor in batch]
+        for name in wanted:
+            if name in self._plans:
+                yield [self._put_together(name)]
+
+    def _put_together(self, name: str) -> StoredTensor:
+        made = self._plans[name]
+        raw = blocks(made, lambda part: self._bytes(made.parts[part].name))
+        return StoredTensor(name, made.shape, made.form, raw, made.order)
 
     def tensor(self, name: str) -> StoredTensor:
         """Read one; errors as `batches`."""

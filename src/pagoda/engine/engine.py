@@ -329,14 +329,15 @@ class Engine:
         self._rested_at = now
         if flight.plan.chunks:  # else it only moved pages
             self._speculation.finished(flight.plan, result, gap, flight.ahead)
-        drafters = {chunk.sequence: (chunk.drafter, chunk.drafts) for chunk in flight.plan.chunks if chunk.drafts}
+        drafted = {chunk.sequence: chunk for chunk in flight.plan.chunks if chunk.drafts}
         for number, group in groupby(result.sampled, attrgetter("sequence")):
             sequence, tokens = self._roster.live.get(number), tuple(group)
             if sequence is None:  # it ended while this was in flight: stopped or cancelled
                 continue
             right = sequence.arrived(len(tokens))
-            if number in drafters:
-                self._speculation.verified(sequence, *drafters[number], right)
+            if (chunk := drafted.get(number)) is not None:
+                self._roster.verified(sequence, chunk, tokens)
+                self._speculation.verified(sequence, chunk.drafter, chunk.drafts, right)
             for sampled in tokens:
                 news.extend(self._groups.apply(sequence, sampled, now))
                 if number not in self._roster.live:

@@ -37,11 +37,14 @@ class Outline:
         pages: Tables,
         drafter: str = "",
         drafts: tuple[int, ...] = (),
+        parents: tuple[int, ...] = (),
+        paths: tuple[Tables, ...] = (),
     ) -> None:
-        """Place the next `size` tokens of a sequence and some drafts, all of which its pages cover."""
+        """Place the next `size` tokens of a sequence and some drafts, all of which its pages and paths cover."""
         start, end = sequence.computed, sequence.computed + size
         tokens = sequence.tokens(start, end) + drafts
-        self.chunks.append(Chunk(sequence.id, start, tokens, pages, end == sequence.known, len(drafts), drafter))
+        last = end == sequence.known
+        self.chunks.append(Chunk(sequence.id, start, tokens, pages, last, len(drafts), drafter, parents, paths))
         self.placed[sequence.id] = sequence
         self.rows -= len(tokens)
         if extension.copies:

@@ -16,6 +16,7 @@ from pagoda.engine.request import RequestState, Sequence
 from pagoda.engine.shares import Shares
 from pagoda.engine.urgency import FIRST
 from pagoda.obs.observer import EngineState
+from pagoda.plan import Chunk, Sampled
 from pagoda.types import CacheCause, CacheExplanation
 
 
@@ -93,6 +94,11 @@ class Roster:
     def commit(self, sequence: Sequence) -> None:
         """Whatever of it is known and computed by the plans handed over may be found from here on."""
         self._commit(sequence, sequence.verified)
+
+    def verified(self, sequence: Sequence, chunk: Chunk, sampled: Iterable[Sampled]) -> None:
+        """What came of a chunk's drafts: if they were a tree, the sequence goes on with the pages of the right path."""
+        if chunk.paths:
+            self._cache.close_paths(sequence.id, chunk.path([each.token for each in sampled]))
 
     def preempt(self, victim: Sequence) -> None:
         """Take a sequence's pages. It starts again with what the cache still has of it by then, unless all its tokens

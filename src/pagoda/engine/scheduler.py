@@ -12,7 +12,7 @@ from collections import deque
 from dataclasses import replace
 from enum import Enum
 
-from pagoda.cache import Extension, KVCache, Match, NoDisk
+from pagoda.cache import Extension, KVCache, Match, NoDisk, PathStart
 from pagoda.config import SchedulerConfig
 from pagoda.engine import pressure
 from pagoda.engine.outline import Outline
@@ -21,8 +21,9 @@ from pagoda.engine.request import Sequence
 from pagoda.engine.roster import Roster
 from pagoda.engine.shares import OUTPUT_WEIGHT
 from pagoda.engine.speculation.controller import Controller
+from pagoda.engine.speculation.drafter import NO_GUESS
 from pagoda.obs.observer import Observer
-from pagoda.plan import PageMove, StepPlan
+from pagoda.plan import PageMove, StepPlan, TreePath, tree_paths
 
 _NO_DISK = NoDisk()
 _log = logging.getLogger(__name__)
@@ -187,13 +188,28 @@ class Scheduler:
     def _place_drafts(self, sequence: Sequence) -> bool:
         """Its one row and drafts behind it, if it gets any; nobody loses a page for a guess."""
         end = sequence.computed + 1
-        drafter, drafts = self._speculation.draft(sequence) if end == sequence.known else ("", ())
-        if not drafts:
+        drafter, guess = self._speculation.draft(sequence) if end == sequence.known else ("", NO_GUESS)
+        if not guess.tokens:
             return False
-        extension = self._cache.extend(sequence.id, sequence.computed, end + len(drafts))
-        if extension.fits:
-            self._outline.add(sequence, 1, extension, self._cache.table(sequence.id), drafter, drafts)
-        return extension.fits
+        paths = tree_paths(guess.parents)
+        line = paths[0].end if paths else len(guess.tokens)
+        extension = self._cache.extend(sequence.id, sequence.computed, end + line)
+        if not extension.fits:
+            return False
+        if len(paths) < 2 or not (opened := self._open_paths(sequence, paths)).fits:
+            table = self._cache.table(sequence.id)
+            self._outline.add(sequence, 1, extension, table, drafter, guess.tokens[:line])
+            return True
+        tables = [self._cache.table(sequence.id, path) for path in range(len(paths))]
+        both = replace(extension, copies=extension.copies + opened.copies)
+        self._outline.add(sequence, 1, both, tables[0], drafter, guess.tokens, guess.parents, tuple(tables[1:]))
+        return True
+
+    def _open_paths(self, sequence: Sequence, paths: tuple[TreePath, ...]) -> Extension:
+        """Pages for a tree's paths beside the first, if each that runs could still have one."""
+        end = sequence.computed + 1
+        starts = [PathStart(path.leaves, end + path.depth - 1, end + path.end_depth) for path in paths[1:]]
+        return self._cache.open_paths(sequence.id, sequence.computed, starts, len(self._roster.running))
 
     def _place_prompt(self, sequence: Sequence) -> bool:
         """The next chunk of a prompt that was begun; False if the step is full."""

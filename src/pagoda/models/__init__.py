@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from pagoda.backends.ops import RopeTable, StoredFormat, StoredTensor, Weight
+from pagoda.backends.ops import Ints, RopeTable, StoredFormat, StoredTensor, Weight
 from pagoda.errors import ModelError, ModelFileError, UnsupportedModel
 from pagoda.models.config import Config
 from pagoda.models.decoder import Decoder
@@ -55,6 +55,11 @@ class TensorShape(Protocol):
     @property
     def format(self) -> StoredFormat:
         """How its numbers lie in the file."""
+        ...
+
+    @property
+    def order(self) -> Ints | None:
+        """As `StoredTensor.order`."""
         ...
 
 
@@ -159,6 +164,13 @@ def stored(source: Source, config: Config) -> dict[str, tuple[str, tuple[int, ..
     return weights
 
 
+def orders(source: Source, config: Config) -> dict[str, Ints]:
+    """The order of columns of each weight that has one of its own, tensors of several parts cut up."""
+    cut = config.parts()
+    found = {name: source.tensors[name].order for name in config.tensors()}
+    return {part: order for name, order in found.items() if order is not None for part in cut.get(name, {name: 0})}
+
+
 def _family_of(source: Source) -> type[Decoder]:
     return family(Metadata(source.name, source.architecture, source.metadata))
 
@@ -229,6 +241,6 @@ def cut(tensor: StoredTensor, parts: Mapping[str, int] | None) -> list[StoredTen
     for name, rows in parts.items():
         begin, size = at * row, rows * row
         part = stored[begin : begin + size] if isinstance(stored, np.ndarray) else stored.part(begin, size)
-        pieces.append(StoredTensor(name, (rows, width), tensor.format, part))
+        pieces.append(StoredTensor(name, (rows, width), tensor.format, part, tensor.order))
         at += rows
     return pieces

@@ -5,16 +5,32 @@ kernels.
 """
 
 from pagoda.quant.choice import DENSE, OUTER, choose, is_matrix
-from pagoda.quant.registry import GridQuantizer, Quantizer, by_id, by_name, names, quantizer, type_id
+from pagoda.quant.registry import (
+    F8S,
+    Q4_Z,
+    Q8_Z,
+    GridQuantizer,
+    Quantizer,
+    by_id,
+    by_name,
+    ggml_names,
+    names,
+    quantizer,
+    type_id,
+)
 
 __all__ = [
     "DENSE",
+    "F8S",
     "OUTER",
+    "Q4_Z",
+    "Q8_Z",
     "GridQuantizer",
     "Quantizer",
     "by_id",
     "by_name",
     "choose",
+    "ggml_names",
     "is_matrix",
     "names",
     "quantizer",

@@ -20,6 +20,11 @@ def halves(raw: Bytes) -> Floats:
         return np.ascontiguousarray(raw).view("<f2").astype(np.float32)
 
 
+def singles(raw: Bytes) -> Floats:
+    """Little-endian f32: [blocks, 4 * n] bytes -> [blocks, n]."""
+    return np.ascontiguousarray(raw).view("<f4").astype(np.float32)
+
+
 def half_bytes(numbers: Floats) -> Bytes:
     """The inverse, rounding to nearest even: [blocks, n] -> [blocks, 2 * n] bytes."""
     with np.errstate(over="ignore", invalid="ignore"):

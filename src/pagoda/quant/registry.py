@@ -1,12 +1,17 @@
-"""The formats by name and by ggml's type id, and the names of those ids that Pagoda cannot read."""
+"""The formats by name and by ggml's type id, and the names of those ids that Pagoda cannot read.
+
+Some formats ggml does not have: blocks of our own for what checkpoints hold.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
 
 from pagoda.backends.ops import Bytes, Floats, StoredFormat
 from pagoda.errors import UnsupportedModel
 from pagoda.quant.bf16 import BF16
+from pagoda.quant.f8 import F8
 from pagoda.quant.f16 import F16
 from pagoda.quant.f32 import F32
 from pagoda.quant.grid import Grid, Integers
@@ -18,11 +23,13 @@ from pagoda.quant.q3_k import Q3_K
 from pagoda.quant.q4_0 import Q4_0
 from pagoda.quant.q4_1 import Q4_1
 from pagoda.quant.q4_k import Q4_K
+from pagoda.quant.q4_z import Q4Z
 from pagoda.quant.q5_0 import Q5_0
 from pagoda.quant.q5_1 import Q5_1
 from pagoda.quant.q5_k import Q5_K
 from pagoda.quant.q6_k import Q6_K
 from pagoda.quant.q8_0 import Q8_0
+from pagoda.quant.q8_z import Q8Z
 
 
 @runtime_checkable
@@ -65,7 +72,13 @@ _BY_ID: dict[int, StoredFormat] = {
     30: BF16(),
     39: MXFP4(),
 }
-_BY_NAME = {stored.name: stored for stored in _BY_ID.values()}
+Q4_Z: Mapping[int, Q4Z] = {block: Q4Z(block) for block in (32, 128)}
+Q8_Z: Mapping[int, Q8Z] = {block: Q8Z(block) for block in (32, 128)}
+"""By the numbers of a block."""
+F8S: Mapping[str, F8] = {"F8_E4M3": F8("f8_e4m3", 0x7E), "F8_E5M2": F8("f8_e5m2", 0x7B)}
+"""By safetensors' names."""
+_OURS: tuple[StoredFormat, ...] = (*Q4_Z.values(), *Q8_Z.values(), *F8S.values())
+_BY_NAME = {stored.name: stored for stored in (*_BY_ID.values(), *_OURS)}
 _IDS = {stored.name: type_id for type_id, stored in _BY_ID.items()}
 
 # ggml's other types, so that an error can name what it found.
@@ -96,6 +109,11 @@ def names() -> tuple[str, ...]:
     return tuple(_BY_NAME)
 
 
+def ggml_names() -> tuple[str, ...]:
+    """Those of them that ggml has: what GGUF files hold."""
+    return tuple(_IDS)
+
+
 def by_name(name: str) -> StoredFormat:
     """The format of a name such as `q4_1`.
 
@@ -116,14 +134,20 @@ def by_id(type_id: int) -> StoredFormat:
     if type_id not in _BY_ID:
         found = _UNREADABLE.get(type_id, "unknown")
         raise UnsupportedModel(
-            f"weight format {found} (ggml type {type_id}) cannot be read; these can: {', '.join(_BY_NAME)}"
+            f"weight format {found} (ggml type {type_id}) cannot be read; these can: {', '.join(_IDS)}"
         )
     return _BY_ID[type_id]
 
 
 def type_id(name: str) -> int:
-    """ggml's type id of a format's name: the inverse of `by_id`."""
-    return _IDS[by_name(name).name]
+    """ggml's type id of a format's name: the inverse of `by_id`.
+
+    Raises:
+        UnsupportedModel: ggml has no such format.
+    """
+    if name not in _IDS:
+        raise UnsupportedModel(f"GGUF files have no weight format {name!r}; they have {', '.join(_IDS)}")
+    return _IDS[name]
 
 
 def quantizer(name: str) -> Quantizer:

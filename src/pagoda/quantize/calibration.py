@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 
@@ -114,7 +115,7 @@ class Calibrated:
     def _read(self, unit: Unit) -> dict[str, StoredTensor]:
         names = [name for output in unit.outputs for name in output.sources]
         read = [tensor for batch in self._source.batches(names) for tensor in batch]
-        tensors = {t.name: StoredTensor(t.name, t.shape, t.format, t.raw) for t in read}
+        tensors = {t.name: replace(t, stored=t.raw) for t in read}
         for tensor in tensors.values():
             for piece in pieces(tensor):
                 check_numbers(self._source.name, tensor.name, piece.floats())

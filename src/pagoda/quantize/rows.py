@@ -59,7 +59,7 @@ def pieces(tensor: StoredTensor, step: int = 1) -> Iterator[StoredTensor]:
     for here in row_slices(rows, width, step):
         stored, begin, end = tensor.stored, here.start * size, here.stop * size
         part = stored[begin:end] if isinstance(stored, np.ndarray) else stored.part(begin, end - begin)
-        yield StoredTensor(tensor.name, (here.stop - here.start, width), tensor.format, part)
+        yield StoredTensor(tensor.name, (here.stop - here.start, width), tensor.format, part, tensor.order)
 
 
 def row_slices(rows: int, width: int, step: int = 1) -> Iterator[slice]:
@@ -67,6 +67,16 @@ def row_slices(rows: int, width: int, step: int = 1) -> Iterator[slice]:
     many = max(1, PIECE // width // step) * step
     for begin in range(0, rows, many):
         yield slice(begin, min(begin + many, rows))
+
+
+def in_order(piece: StoredTensor) -> Floats:
+    """Some rows' numbers, their columns in the inputs' order: a file has no place for another."""
+    floats = piece.floats()
+    if piece.order is None:
+        return floats
+    natural = np.empty_like(floats)
+    natural[:, piece.order] = floats
+    return natural
 
 
 def numbers(model: str, tensor: StoredTensor) -> Floats:
@@ -78,7 +88,7 @@ def numbers(model: str, tensor: StoredTensor) -> Floats:
     found = np.empty(tensor.shape, np.float32)
     rows, at = found.reshape(-1, tensor.shape[-1] if len(tensor.shape) > 1 else 1), 0
     for piece in pieces(tensor):
-        floats = piece.floats()
+        floats = in_order(piece)
         check_numbers(model, tensor.name, floats)
         rows[at : at + len(floats)] = floats
         at += len(floats)
@@ -88,8 +98,8 @@ def numbers(model: str, tensor: StoredTensor) -> Floats:
 def _quantised(source: AnyModel, piece: StoredTensor, output: Output, error: Error) -> Bytes:
     """[rows, bytes of a row]; as it is, if it is so already."""
     raw = piece.raw
-    floats = replace(piece, stored=raw).floats()
-    if piece.format.name != output.format:
+    floats = in_order(replace(piece, stored=raw))
+    if piece.format.name != output.format or piece.order is not None:
         return encode_rows(source.name, output, floats, error)
     check_numbers(source.name, output.name, floats)
     error.add(floats, floats)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pagoda.backends.ops import Draw, Ints, Step
-from pagoda.plan import GUESS, LAST, Chunk, SequenceStart, StepPlan
+from pagoda.plan import GUESS, LAST, Chunk, SequenceStart, StepPlan, tree_paths
 from pagoda.types import SamplingParams
 
 
@@ -54,24 +54,27 @@ class Batcher:
         for known, chunk in chunks:
             known.fed = min(known.fed, chunk.start)  # what comes after is written over, or was never right
         guesses = any(GUESS in c.tokens for c in plan.chunks)
-        counts = [len(c.tokens) for c in plan.chunks]
-        ends = np.cumsum(counts, dtype=np.int32)
+        trees = any(c.paths for c in plan.chunks)
+        lines = [line for c in plan.chunks for line in (_lines(c) if c.paths else (_positions(c),))]
+        owners = [known for known, c in chunks for _ in range(1 + len(c.paths))] if trees else [k for k, _ in chunks]
+        ends = np.cumsum([len(c.tokens) for c in plan.chunks], dtype=np.int32).tolist()
         step = Step(
             ids=np.array([t for c in plan.chunks for t in (_numbered(c) if guesses else c.tokens)], np.int32),
-            positions=_positions(plan.chunks),
-            sequences=np.repeat(np.arange(len(counts), dtype=np.int32), counts),
+            positions=np.array([p for line in lines for p in line], np.int32),
+            sequences=np.repeat(np.arange(len(lines), dtype=np.int32), list(map(len, lines))),
             tables=tuple(self.table(chunks, group) for group in range(self._groups)),
             sampled=np.array(
                 [
                     r
-                    for c, end in zip(plan.chunks, ends.tolist(), strict=True)
+                    for c, end in zip(plan.chunks, ends, strict=True)
                     if c.samples
                     for r in range(end - 1 - c.drafts, end)
                 ],
                 np.int32,
             ),
-            slots=np.array([known.slot for known, _ in chunks], np.int32),
-            guesses=np.array([known.guesses or 0 for known, _ in chunks] if guesses else [], np.int32),
+            slots=np.array([known.slot for known in owners], np.int32),
+            guesses=np.array([known.guesses or 0 for known in owners] if guesses else [], np.int32),
+            parents=np.array(_parents(plan.chunks, ends) if trees else [], np.int32),
             copies=tuple((c.group, c.source, c.target, c.slots) for c in plan.copies if c.group < self._groups),
             starts=starts,
         )
@@ -109,7 +112,7 @@ class Batcher:
         return self._slots - 1
 
     def table(self, chunks: list[tuple[Known, Chunk]], group: int) -> Ints:
-        """Page tables of one KV group, [chunks, widest]."""
+        """Page tables of one KV group, [chunks, widest]; of a tree, one for each of its paths."""
         rows = []
         for known, chunk in chunks:
             pages = chunk.pages[group]
@@ -117,14 +120,32 @@ class Batcher:
             if kept is None or kept[0] is not pages:
                 kept = known.tables[group] = (pages, np.array(pages, np.int32))
             rows.append(kept[1])
+            if chunk.paths:
+                rows.extend(np.array(path[group], np.int32) for path in chunk.paths)
         table = np.zeros((len(rows), max(map(len, rows))), np.int32)
         for row, pages_of_one in zip(table, rows, strict=True):
             row[: len(pages_of_one)] = pages_of_one
         return table
 
 
-def _positions(chunks: Iterable[Chunk]) -> Ints:
-    return np.array([p for c in chunks for p in range(c.start, c.start + len(c.tokens))], np.int32)
+def _positions(chunk: Chunk) -> range:
+    return range(chunk.start, chunk.start + len(chunk.tokens))
+
+
+def _lines(chunk: Chunk) -> list[range]:
+    """Positions of a tree's rows, in a line for each path: all drafts once."""
+    last = chunk.end - 1
+    paths = [range(last + path.depth, last + path.end_depth + 1) for path in tree_paths(chunk.parents)]
+    return [range(chunk.start, paths[0].stop), *paths[1:]]
+
+
+def _parents(chunks: tuple[Chunk, ...], ends: list[int]) -> list[int]:
+    """Of each line of rows, the row that its first one follows, if that is in another line; -1 if not."""
+    rows = []
+    for chunk, end in zip(chunks, ends, strict=True):
+        rows.append(-1)
+        rows.extend(end - chunk.drafts + path.parent for path in tree_paths(chunk.parents)[1:])
+    return rows
 
 
 def _numbered(chunk: Chunk) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ from pagoda.backends.footprint import Footprint, footprint, packed_bytes, stand_
 from pagoda.backends.ops import KVGroup
 from pagoda.config import EngineConfig
 from pagoda.errors import InvalidConfig, MemoryLimit
-from pagoda.models import Source, outline, read_config, stored
+from pagoda.models import Source, orders, outline, read_config, stored
 from pagoda.plan import MOST_OF_STEP
 from pagoda.runner.runner import whole_model
 
@@ -136,7 +136,8 @@ def size(source: Source, config: EngineConfig, free: int, drafter: Source | None
         raise InvalidConfig(f"max_model_len is {longest}, and the model was trained for {shape.context} tokens")
     forms = stored(source, shape)
     packed = {name: packed_bytes(name, form, dims) for name, (form, dims) in forms.items()}
-    model = outline(source, shape, cache(lambda name: stand_in(name, *forms[name])))
+    ordered = orders(source, shape)
+    model = outline(source, shape, cache(lambda name: stand_in(name, *forms[name], ordered.get(name))))
     counts = footprint(
         lambda ops: whole_model(model, ops), {n: form for n, (form, _) in forms.items()}, config.model.activations
     )

@@ -67,12 +67,12 @@ class Controller:
         self._spare = min(rows - running, MOST_OF_STEP) if alone and self._drafters else 0
         self._looks = LOOKS
 
-    def draft(self, sequence: Sequence) -> tuple[str, tuple[int, ...]]:
+    def draft(self, sequence: Sequence) -> tuple[str, Guess]:
         """(whose, which) drafts a sequence gets whose newest token is computed in this step."""
         most = min(self._spare, self._most, sequence.limit - sequence.known - 1)
         best, by = NO_GUESS, ""
         if not sequence.speculates:
-            return by, best.tokens
+            return by, best
         for drafter in self._drafters.values():
             self._looks -= drafter.follow(sequence, self._looks) if self._looks > 0 else 0
             if most > 0:
@@ -80,7 +80,7 @@ class Controller:
                 if sum(taken.chances) > sum(best.chances):
                     best, by = taken, drafter.name
         self._take(best, by)
-        return by, best.tokens
+        return by, best
 
     def finished(self, plan: StepPlan, result: StepResult, gap: float | None, ahead: bool) -> None:
         """A step is over.
@@ -128,14 +128,15 @@ class Controller:
         now = self._rate(0.0, 0, drafter)
         best, size, chances = now * GAIN, 0, 0.0
         hopeful = self._rate(sum(guess.chances), 1, drafter) > best  # all of them for the price of one
-        for count, chance in enumerate(guess.chances if hopeful else (), 1):
+        ranked = sorted(guess.chances, reverse=True) if guess.parents else guess.chances
+        for count, chance in enumerate(ranked if hopeful else (), 1):
             chances += chance
             rate = self._rate(chances, count, drafter)
             if rate > best:
                 best, size = rate, count
         if not size and drafter.blind and guess.tokens:
             size = self._probe(drafter)
-        return Guess(guess.tokens[:size], guess.chances[:size]) if size else NO_GUESS
+        return guess.likeliest(size) if size else NO_GUESS
 
     def _probe(self, drafter: Drafter) -> int:
         """Whether one draft is paid for already."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from pagoda.engine.request import Sequence
@@ -18,7 +18,22 @@ class Guess:
     tokens: tuple[int, ...] = ()
     """Token ids; or `plan.GUESS` for each that the runner's drafter is to fill in."""
     chances: tuple[float, ...] = ()
-    """Of each token, how likely it is right together with all before it."""
+    """Of each token, how likely it is right together with all before it; in a tree, with all it follows."""
+    parents: tuple[int, ...] = ()
+    """If it is a tree, of each token the one that it follows, as in `plan.tree_paths`: each token known, and no two
+    alike after the same. Empty: each follows the one before it.
+    """
+
+    def likeliest(self, count: int) -> Guess:
+        """So many of its tokens, none without those that it follows: the likeliest, which in a line are the first."""
+        if not self.parents:
+            return replace(self, tokens=self.tokens[:count], chances=self.chances[:count])
+        ranked = sorted(range(len(self.tokens)), key=lambda i: (-self.chances[i], i))
+        kept = sorted(ranked[:count])
+        places = {-1: -1} | {node: place for place, node in enumerate(kept)}
+        assert all(self.parents[node] in places for node in kept), "a node is likelier than the one it follows"
+        tokens, chances = tuple(self.tokens[i] for i in kept), tuple(self.chances[i] for i in kept)
+        return replace(self, tokens=tokens, chances=chances, parents=tuple(places[self.parents[i]] for i in kept))
 
 
 NO_GUESS = Guess()
@@ -39,11 +54,11 @@ class Drafter(Protocol):
         ...
 
     def guess(self, sequence: Sequence, most: int) -> Guess:
-        """Up to `most` tokens."""
+        """Up to `most` tokens, in a line or in a tree."""
         ...
 
     def verified(self, sequence: Sequence, asked: int, right: int) -> None:
-        """Of `asked` tokens guessed, the first `right` were right."""
+        """Of `asked` tokens guessed, `right` were right: the first ones, or of a tree those of one path's beginning."""
         ...
 
     def took(self, tokens: int, seconds: float) -> None:
