@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from gguf import GGUFReader
 
-from catalog.hf_files import write_model
 from families.test_families import logits_of
 from families.tiny_families import CONFIGS, as_gguf, ids, weights
+from hf_files import write_model
 from pagoda import quant
 from pagoda.backends.ops import Floats
 from pagoda.catalog import ModelFile

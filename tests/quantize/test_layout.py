@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from catalog.hf_files import write_model
 from gguf import GGUFReader
 from gguf.quants import dequantize
 
 from families.test_families import golden, log_softmax, logits_of
 from families.tiny_families import CONFIGS, as_gguf, ids, weights
 from gguf_writer import F64, U8, As, stored
+from hf_files import write_model
 from pagoda import LLM, SamplingParams
 from pagoda.catalog import ModelFile
 from pagoda.catalog.gguf_head import encode
