@@ -1,7 +1,9 @@
 """`StepPlan` down, `StepResult` up: the only words that engine and runner share.
 
 Plain frozen data with a reason per field; no tensors. A plan is complete in itself: a recorded list of plans can be
-replayed. Page tables are whole, and the same tuple object until they change, so the runner converts each once.
+replayed. Page tables are whole, and the same tuple object until they change, so the runner converts each once. What a
+step has hundreds of are msgspec's structures: made in a tenth of the time of a frozen dataclass, and not looked at by
+the garbage collector.
 """
 
 from __future__ import annotations
@@ -11,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import attrgetter
+
+from msgspec import Struct
 
 from pagoda.types import SamplingParams, TokenLogprob
 
@@ -110,8 +114,7 @@ def tree_paths(parents: tuple[int, ...]) -> tuple[TreePath, ...]:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(Struct, frozen=True, gc=False):
     """The tokens of one sequence that this step computes."""
 
     sequence: int
@@ -202,8 +205,7 @@ class StepPlan:
         return sum(chunk.drafts for chunk in self.chunks)
 
 
-@dataclass(frozen=True, slots=True)
-class Sampled:
+class Sampled(Struct, frozen=True, gc=False):
     """A token that a chunk produced."""
 
     sequence: int

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pagoda.cache import KVCache, PathStart
+from pagoda.cache.tables import READY
 from pagoda.types import CacheCause
 
 Draw = Callable[[int, int], int]
@@ -51,6 +52,7 @@ class Model:
                 "right paths",
                 "refused paths",
                 "ended with paths",
+                "slots",
             ],
             0,
         )
@@ -136,7 +138,11 @@ class Model:
             lack = max(lack, wanted - (count - len(hold) + back))
             split = sum(1 for i in range(first, last) if i >= len(table) or self.cache._pools[group].shared(table[i]))
             short |= split > self.cache._pools[group].free
-        extension = self.cache.extend(name, start, upto)
+        slot = self.cache.next_slot(name, start) if upto == start + 1 else None
+        if slot is not None:
+            assert slot is before, "a slot of its own changes no table"
+            self.counts["slots"] += 1
+        extension = self.cache.extend(name, start, upto) if slot is None else READY
         assert (extension.fits, extension.lack) == (not lack, lack)
         if lack:
             assert self.cache.table(name) is before

@@ -43,6 +43,19 @@ def test_a_table_covers_what_was_asked_for_and_is_the_same_object_meanwhile():
     assert cache.table(7) == (table[0] + (1,),)
 
 
+def test_the_next_slot_is_there_unless_a_page_is_wanted_or_shared():
+    cache = KVCache([8], page_size=4)
+    cache.admit(0, (1,) * 6)
+    cache.extend(0, 0, 6)
+    cache.fork(0, 1, at=6)
+    assert cache.next_slot(0, 6) is None, "the child holds the page too"
+    cache.release(1)
+    assert cache.next_slot(0, 5) is None, "it has a slot already"
+    assert cache.next_slot(0, 6) is cache.next_slot(0, 7) is cache.table(0)
+    assert cache.next_slot(0, 8) is None, "the page is full"
+    cache.check()
+
+
 def test_nothing_changes_when_one_group_of_two_is_short():
     cache = KVCache([8, 2], page_size=2)
     cache.admit(0, (1,))

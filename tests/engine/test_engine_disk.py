@@ -395,7 +395,7 @@ def test_it_is_computed_when_that_is_faster(tmp_path):
         driver.ask(LONG)
     with driver.session():
         driver.tier.disk._tier.reading.add(1, 1.0)
-        driver.tier.disk._tier.computing.add(1, 0.001)
+        driver.tier.disk.measure(0.001)
         assert driver.ask(LONG).cached_tokens == 0
         assert driver.report.restored == 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import count
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagoda.cache import KVCache
+from pagoda.engine.beginnings import Beginnings
 from pagoda.engine.finish import Finish
 from pagoda.engine.outline import Outline
 from pagoda.engine.queue import WaitingQueue
@@ -77,6 +79,31 @@ def test_the_backlog_counts_what_is_before_a_rank():
         queue.push(sequence)
     assert queue.ahead("a", 3.0) == (2, 6, 3)
     assert queue.ahead("c", 3.0) == (0, 0, 12)
+
+
+def test_a_beginning_counts_for_those_who_come_after_whoever_computes_it():
+    beginnings = Beginnings(4)
+    prompt = tuple(range(18))
+    assert beginnings.ahead("t", prompt, 0, 5.0) == (0, -math.inf)
+    beginnings.add("a", "t", prompt[:13], 0, 3.0)
+    beginnings.check()
+    assert beginnings.ahead("t", prompt, 0, 5.0) == (12, 3.0)
+    assert beginnings.ahead("t", prompt, 14, 5.0) == (14, -math.inf), "more was found already"
+    assert beginnings.ahead("t", prompt, 0, 2.0)[0] == 0, "it comes before"
+    assert beginnings.ahead("other", prompt, 0, 5.0)[0] == 0
+    assert beginnings.ahead("t", (*prompt[:7], 99, *prompt[8:]), 0, 5.0) == (4, 3.0), "whole pages only"
+    assert beginnings.ahead("t", prompt[:12], 0, 5.0)[0] == 8, "the last token is always computed"
+    beginnings.add("b", "t", prompt, 4, 1.0)
+    beginnings.check()
+    assert beginnings.ahead("t", prompt, 0, 2.0)[0] == 0, "of its first page nobody else is in time"
+    assert beginnings.ahead("t", prompt, 4, 2.0) == (16, 1.0)
+    beginnings.remove("a")
+    beginnings.remove("a")
+    beginnings.check()
+    assert beginnings.ahead("t", prompt, 4, 5.0) == (16, 1.0)
+    beginnings.remove("b")
+    beginnings.check()
+    assert beginnings.ahead("t", prompt, 4, 5.0)[0] == 4
 
 
 def test_a_tenant_saves_up_no_claim_by_staying_away():

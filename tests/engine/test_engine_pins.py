@@ -9,7 +9,6 @@ import pytest
 
 from pagoda.config import SchedulerConfig
 from pagoda.engine import Engine, stream
-from pagoda.engine.prompt_speed import PromptSpeed
 from pagoda.errors import EngineDied, InvalidRequest, MemoryLimit, TargetMissed
 from pagoda.types import CacheCause, Slo
 
@@ -113,16 +112,6 @@ def test_clearing_leaves_pins_and_what_is_in_use():
     event = driver.ask((1,) * 9, "a")
     assert (event.cached_tokens, event.cache.cause) == (0, CacheCause.EVICTED)
     assert driver.ask((*SYSTEM, 1), "b").cached_tokens == 18
-
-
-def test_the_speed_of_prompts_is_that_of_steps_with_many_rows():
-    speed = PromptSpeed()
-    speed.add(8, 1.0)
-    assert speed.token_s is None
-    for _ in range(50):
-        speed.add(100, 0.2)
-        speed.check()
-    assert speed.token_s == pytest.approx(0.002)
 
 
 def test_a_pin_costs_no_page_twice():

@@ -17,9 +17,11 @@ from pagoda.bench.outcomes import report
 from pagoda.bench.simulate import Machine, Simulation
 from pagoda.bench.workloads import Ask, Shape, bursts, closed, merged, poisson, read_trace
 from pagoda.config import SchedulerConfig
-from pagoda.engine.cost import PRIOR, StepCost, Work
+from pagoda.engine.cost import PRIOR, StepCost, Work, work_of
+from pagoda.engine.flights import Flights
 from pagoda.errors import InvalidConfig
 from pagoda.obs.observer import NoObserver
+from pagoda.plan import Chunk, StepPlan, StepResult
 from pagoda.types import Slo
 
 SHAPE = Shape((64, 512), (32, 96))
@@ -131,6 +133,35 @@ def test_overload_keeps_the_target_for_those_taken_on(seed):
         assert each["prediction_error_median"] <= 0.15
 
 
+def alike(size, shared, seed):
+    """Bursts of short prompts, those of each after a long beginning that nobody has seen before."""
+    asks = bursts(size, 12.0, 6, Shape((32, 96), (16, 48), shared), seed)
+    return [replace(ask, prompt=((f"{ask.at}", shared), ask.prompt[1])) for ask in asks]
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_burst_that_begins_alike_is_not_taken_for_all_its_prompts(seed):
+    """The first computes the beginning for all: 24 prompts of 576 tokens are the work of 2,000, not of 14,000."""
+    asks = alike(24, 512, seed)
+    served = report(Simulation(seed=seed).play(asks))
+    assert served["prediction_error_median"] <= 0.2
+    strict = report(Simulation(SchedulerConfig(ttft_target_ms=2000), seed=seed).play(asks), 2.0)
+    assert strict["kept"] >= 0.95
+    assert strict["served"] >= len(asks) / 2
+    apart = [replace(ask, prompt=((f"{ask.at} {i}", 512), ask.prompt[1])) for i, ask in enumerate(asks)]
+    apart = report(Simulation(SchedulerConfig(ttft_target_ms=2000), seed=seed).play(apart), 2.0)
+    assert apart["kept"] >= 0.95
+    assert len(asks) / 15 < apart["served"] < len(asks) / 6, "of those that share nothing two or three are let in"
+
+
+def test_other_tenants_beginnings_are_nobodys():
+    asks = alike(8, 512, 1)
+    asks = [replace(ask, key=f"key {i}") for i, ask in enumerate(asks)]
+    outcomes = Simulation().play(asks)
+    assert not any(outcome.cached_tokens for outcome in outcomes)
+    assert report(outcomes)["prediction_error_median"] <= 0.3
+
+
 def test_a_light_key_hardly_notices_a_heavy_one():
     light, heavy = owned(poisson(0.2, 250, SHAPE, 5), "light"), owned(poisson(10, 250, SHAPE, 6), "heavy")
     config = SchedulerConfig(max_queued_tokens=50_000)
@@ -186,6 +217,68 @@ def test_the_cost_follows_a_machine_that_slows_down():
         cost.observe(work, 0.06)
         cost.check()
     assert cost.predict(work) == pytest.approx(0.06, rel=0.1)
+
+
+STEPS = st.tuples(st.integers(0, 32), st.sampled_from([0, 16, 48, 250]), st.integers(1, 2000), st.integers(1, 25))
+"""Singles, rows of a prompt, positions each attends to, and how often in a row."""
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    machine=st.tuples(*[st.sampled_from([0.02, 0.2, 1.0, 20.0])] * 4),
+    history=st.lists(STEPS.filter(lambda step: step[0] + step[1]), min_size=1, max_size=8),
+    seed=st.integers(0, 9),
+)
+def test_the_cost_of_what_goes_on_is_known_whatever_went_before(machine, history, seed):
+    """A weight that the data press below its least takes no other with it: else predictions ran away, a step at a time,
+    from steps that were all alike.
+    """
+    cost, draw = StepCost(), random.Random(seed)
+    weights = [factor * prior for factor, prior in zip(machine, PRIOR, strict=True)]
+    for singles, rows, context, times in [*history, (*history[-1][:3], 100)]:
+        work = Work(singles, singles + rows, (singles + rows) * context)
+        seconds = sum(w * x for w, x in zip(weights, work.features(), strict=True))
+        for _ in range(times):
+            cost.observe(work, seconds * (1 + draw.gauss(0, 0.03)))
+            cost.check()
+    assert cost.predict(work) == pytest.approx(seconds, rel=0.15)
+
+
+def test_what_a_prompts_token_takes_is_told_once_a_prompt_was_seen():
+    cost, machine = StepCost(), Machine()
+
+    def observe(singles, rows):
+        attended = (singles + rows) * 100
+        exact = machine.step + machine.sampled * singles + machine.row * (singles + rows)
+        cost.observe(Work(singles, singles + rows, attended), exact + machine.attended * attended)
+
+    for _ in range(50):
+        observe(30, 20)
+        assert cost.token_s is None
+    for rows in (100, 200, 300) * 20:
+        observe(4, rows)
+    exact = machine.step / 256 + machine.row + machine.attended * 128
+    assert cost.token_s == pytest.approx(exact, rel=0.1)
+
+
+def test_plans_under_way_say_when_they_will_be_done():
+    cost = StepCost()
+    flights = Flights(cost)
+    plans = [StepPlan(i, (Chunk(0, i, (1,), ((0,),), True),)) for i in range(3)]
+    each = cost.predict(work_of(plans[0]))
+    flights.add(plans[0], "a", 10.0)
+    flights.add(plans[1], "b", 10.0)
+    assert flights.busy_until == pytest.approx(10 + 2 * each, rel=0.01)
+    first = flights.take()
+    assert (first.handle, first.ahead, len(flights)) == ("a", False, 1)
+    landing = flights.landed(first, StepResult(0, (), 0.5), 11.0)
+    assert (landing.error, landing.gap) == (pytest.approx(each - 1.0), None)
+    assert 11 < flights.busy_until <= 12
+    flights.add(plans[2], "c", 11.25)
+    assert (second := flights.take()).ahead
+    assert flights.landed(second, StepResult(1, (), 0.25), 12.0).gap == pytest.approx(0.75)
+    flights.idle()
+    assert flights.landed(flights.take(), StepResult(2, (), 0.25), 13.0).gap is None
 
 
 @given(st.lists(st.tuples(st.integers(0, 64), st.integers(1, 4096), st.floats(0, 1e4)), max_size=60))

@@ -16,7 +16,7 @@ from pagoda.errors import EngineDied
 from pagoda.plan import Capacity, Chunk, Sampled, SequenceStart, StepPlan, StepResult
 from pagoda.text.detokenizer import Detokenizer
 from pagoda.text.messages import check_text, normalize
-from pagoda.types import FinishReason, GenerateRequest, Timings, TokenEvent, TokenLogprob
+from pagoda.types import FinishReason, GenerateRequest, Slo, Timings, TokenEvent, TokenLogprob
 
 END = 256
 VOCABULARY = 260
@@ -132,6 +132,9 @@ class EchoEngine:
 
     def disk_report(self) -> None:
         return None
+
+    def refuse_early(self, tenant: str, slo: Slo, arrival: float) -> None:
+        """It knows only when it has the prompt."""
 
     def hold(self) -> None:
         self._go.clear()

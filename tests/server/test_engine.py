@@ -118,14 +118,20 @@ def test_a_client_that_leaves_frees_its_pages(start: Open, stream: bool, held: b
     assert values(server.app.state.observer)["pagoda_sequences_finished_total{reason=cancelled}"] == 2
 
 
-def test_a_full_queue_refuses(start: Open) -> None:
+def never(*_: Any) -> None:
+    raise AssertionError("a prompt was tokenised whose request is refused whatever it is")
+
+
+def test_a_full_queue_refuses(start: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     server = start(max_queued=2)
     server.runner.hold()
     with ThreadPoolExecutor(2) as pool:
         answers = [pool.submit(server.http.complete) for _ in range(2)]
         soon(lambda: taken(server) == 2)
         for stream in (False, True):
-            refused = server.http.complete(stream=stream)
+            with monkeypatch.context() as patch:
+                patch.setattr(ByteTokenizer, "encode_prompt", never)
+                refused = server.http.complete(stream=stream)
             assert (refused.status, refused.error["code"]) == (503, "overloaded")
             assert refused.headers["retry-after"] == "1"
         server.runner.release()

@@ -176,7 +176,7 @@ def test_loops_are_ended_by_request_and_by_key(start: Open, path: Path) -> None:
     assert (refused.status, refused.json["error"]["param"]) == (400, "repetition_stop")
 
 
-def test_what_cannot_keep_its_target_is_refused_with_the_figures(start: Open) -> None:
+def test_what_cannot_keep_its_target_is_refused_with_the_figures(start: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     server = start(max_num_seqs=2)
     server.runner.step_s = 0.02
     assert server.http.complete(prompt="x" * 20, max_tokens=40, ignore_eos=True).status == 200
@@ -186,7 +186,9 @@ def test_what_cannot_keep_its_target_is_refused_with_the_figures(start: Open) ->
         while len(server.engine._requests) < 10 and time.monotonic() < deadline:
             time.sleep(0.01)
         began = time.perf_counter()
-        refused = server.http.complete(slo={"ttft_ms": 100})
+        with monkeypatch.context() as patch:
+            patch.setattr(ByteTokenizer, "encode_prompt", None)
+            refused = server.http.complete(slo={"ttft_ms": 100})
         assert time.perf_counter() - began < 1.0
         late = pool.submit(server.http.complete, slo={"ttft_ms": 100, "on_miss": "serve"}, priority=3)
         assert {call.result().status for call in calls} == {200}

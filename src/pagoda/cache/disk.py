@@ -23,7 +23,7 @@ from pagoda.cache.restore import Restores, Waiter
 from pagoda.cache.shelf import PAGE, PIN, Kind, News, Shelf
 from pagoda.cache.tables import NO_TOKEN, Match
 from pagoda.cache.tier import Tier
-from pagoda.plan import PageMove, StepPlan, StepResult
+from pagoda.plan import PageMove
 from pagoda.types import DiskFault, DiskReport
 
 MOVES = 32
@@ -75,8 +75,8 @@ class NoDisk:
         """What the plan saves. Called after all else is planned."""
         return ()
 
-    def measure(self, plan: StepPlan, result: StepResult) -> None:
-        """A step was finished."""
+    def measure(self, token_s: float | None) -> None:
+        """So many seconds it takes to compute a prompt's token, if it is known yet."""
 
     def clear(self, evict: Callable[[], object]) -> None:
         """Forget all prefixes but pins; `evict` does so in the cache."""
@@ -295,13 +295,12 @@ class Disk(NoDisk):
         tier = self._tier
         return DiskReport(
             tier.kept, tier.bytes, tier.budget, self._saved, self._restores.restored, self._dropped,
-            tuple(sorted(dict(self._faults).items())), self._shelf.writing, tier.restoring, tier.computing.value,
+            tuple(sorted(dict(self._faults).items())), self._shelf.writing, tier.restoring, tier.computing,
         )  # fmt: skip
 
-    def measure(self, plan: StepPlan, result: StepResult) -> None:
-        """A step was finished: if prompts filled it, it tells what computing a token costs."""
-        if any(len(chunk.tokens) >= self._cache.page_size for chunk in plan.chunks) and result.seconds > 0:
-            self._tier.computing.add(plan.rows, result.seconds)
+    def measure(self, token_s: float | None) -> None:
+        """So many seconds it takes to compute a prompt's token, if it is known yet."""
+        self._tier.computing = token_s
 
     def close(self, run: Callable[[tuple[PageMove, ...]], object] | None = None, seconds: float = 0.0) -> None:
         """Save what is in the cache and not yet on disk, each lot by `run`, for at most so many seconds; stop."""

@@ -242,6 +242,17 @@ class KVCache:
         """What one path's slots hold is the sequence's from here on; 0: what its own hold. The other paths are gone."""
         close_paths(self._pools, self._held[sequence], path)
 
+    def next_slot(self, sequence: int, start: int) -> Tables | None:
+        """The page tables, if position `start` is the first without a slot and lies in a page that is begun, and this
+        sequence's alone: it has a slot now. None leaves all as it was: `extend` has to do it.
+        """
+        held = self._held[sequence]
+        assert not held.paths, f"sequence {sequence} goes on before its paths are closed"
+        if start != held.slots or not start % self.page_size or self._pools[0].shared(held.tables[0][-1]):
+            return None
+        held.slots = start + 1
+        return held.tables
+
     def fork(self, parent: int, child: int, at: int) -> None:
         """Open a page table for `child` that shares the parent's pages of positions 0 to `at` - 1.
 

@@ -66,7 +66,9 @@ class Tier:
         """Least lately used first."""
         self._children: Counter[bytes] = Counter()
         self._protected: Counter[bytes] = Counter()
-        self.reading, self.copying, self.computing = Mean(), Mean(), Mean()
+        self.reading, self.copying = Mean(), Mean()
+        self.computing: float | None = None
+        """Seconds to compute a token, as its engine has it."""
         self._declined = 0
 
     def __contains__(self, name: bytes) -> bool:
@@ -170,7 +172,7 @@ class Tier:
 
     def pays(self, tokens: int, ahead: int) -> bool:
         """Whether so many tokens are sooner restored, after `ahead` others, than computed. Unmeasured, it is tried."""
-        restore, compute = self.restoring, self.computing.value
+        restore, compute = self.restoring, self.computing
         if restore is None or compute is None or (tokens + ahead) * restore < tokens * compute:
             self._declined = 0
             return True

@@ -2,8 +2,9 @@
 
 Knows counts and seconds; nothing of requests. A step's seconds are taken to be linear in four features, whose weights
 recursive least squares follows, as a Kalman filter of weights that drift (Ljung 1999, "System Identification", section
-11.6), in relative errors: a short step counts as much as a long one. A residual beyond three times the usual one is cut
-to that (Huber 1964), so that a neighbour's burst moves little, and a lasting change soon becomes the usual.
+11.6), in relative errors: a short step counts as much as a long one. A residual beyond three times the usual one counts
+as so much noisier (Huber 1964), so that a neighbour's burst moves little where much is known, and a lasting change soon
+becomes the usual.
 """
 
 from __future__ import annotations
@@ -44,6 +45,12 @@ class Work(NamedTuple):
         return 1.0, self.sampled, self.rows, self.attended * KILO
 
 
+PROMPT = Work(1, 256, 256 * 128)
+"""A prompt's chunk, as it usually is."""
+PROMPT_ROWS = 64
+"""So many rows more than are sampled show what a prompt's row takes."""
+
+
 def work_of(plan: StepPlan) -> Work:
     """The work of a plan."""
     sampled = rows = attended = 0
@@ -67,6 +74,7 @@ class StepCost:
         """Mean relative error of late, a fraction of the seconds that it took."""
         self.steps = 0
         """How many were observed."""
+        self._prompts_seen = False
 
     def predict(self, work: Work) -> float:
         """Seconds of a step."""
@@ -75,6 +83,11 @@ class StepCost:
     def row(self, context: float) -> float:
         """Seconds of one more row of a prompt that attends to so many positions."""
         return self.weights[2] + self.weights[3] * context * KILO
+
+    @property
+    def token_s(self) -> float | None:
+        """Seconds of a prompt's token, in a step of its own; None until a step was seen that was mostly a prompt."""
+        return self.predict(PROMPT) / PROMPT.rows if self._prompts_seen else None
 
     def observe(self, work: Work, seconds: float) -> float:
         """Learn from a step that was done.
@@ -87,6 +100,7 @@ class StepCost:
         wrong = (predicted - seconds) / seconds
         self.error += (abs(wrong) - self.error) * (SMOOTH if self.steps >= 1 / SMOOTH else 1 / (self.steps + 1))
         self.steps += 1
+        self._prompts_seen |= work.rows - work.sampled >= PROMPT_ROWS
         self._learn(work, seconds, predicted)
         return wrong
 
@@ -96,20 +110,41 @@ class StepCost:
         residual = 1 - predicted / seconds
         most = CUT * self._usual
         self._usual += SMOOTH * (min(abs(residual), 2 * most) - self._usual)
-        residual = max(-most, min(most, residual))
+        noise = NOISE * max(abs(residual) / most, 1.0)
         px = [_dot(row, x) for row in self._spread]
-        gain = [value / (NOISE + _dot(px, x)) for value in px]
-        self.weights = tuple(  # type: ignore[assignment]
-            max(w + prior * k * residual, LEAST * prior) for w, prior, k in zip(self.weights, PRIOR, gain, strict=True)
-        )
         told, norm = _dot(px, x), _dot(x, x)
-        known = told * NOISE / (NOISE + told) / norm  # what is left of the doubt along x
+        gain = [value / (noise + told) for value in px]
+        units = [w / prior + k * residual for w, prior, k in zip(self.weights, PRIOR, gain, strict=True)]
+        known = told * noise / (noise + told) / norm  # what is left of the doubt along x
         drift = max(min(DRIFT, (DOUBT - known) * norm), 0.0) / norm**2
         for i in range(4):
             for j in range(i + 1):
                 value = self._spread[i][j] - gain[i] * px[j] + drift * x[i] * x[j]
                 self._spread[i][j] = self._spread[j][i] = value
             self._spread[i][i] = max(self._spread[i][i], 0.0)  # rounding may take it below
+        self.weights = tuple(  # type: ignore[assignment]
+            prior * unit for unit, prior in zip(self._raised(units), PRIOR, strict=True)
+        )
+
+    def _raised(self, units: list[float]) -> list[float]:
+        """Weights below the least are raised to it, and the others moved with them as the spread says, so that what is
+        known of their sums stays (Simon and Chia 2002, "Kalman Filtering with State Equality Constraints"). Cut off
+        alone, one would take the others with it, ever further from what is seen.
+        """
+        spread = self._spread
+        for _ in units:
+            lowest = min(range(4), key=units.__getitem__)
+            lack, row = LEAST - units[lowest], spread[lowest]
+            if lack <= 0:
+                break
+            shares = [each / row[lowest] for each in row] if row[lowest] > 0 else [0.0] * 4
+            units = [unit + share * lack for unit, share in zip(units, shares, strict=True)]
+            units[lowest] = LEAST
+            spread = [
+                [each - share * other for each, other in zip(line, row, strict=True)]
+                for line, share in zip(spread, shares, strict=True)
+            ]
+        return [max(unit, LEAST) for unit in units]
 
     def check(self) -> None:
         """Assert that the weights are sound, and the spread is symmetric, positive and no wider than at first."""

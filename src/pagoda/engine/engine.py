@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Tokens
 from concurrent.futures import Future
@@ -17,19 +16,18 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count, groupby
 from operator import attrgetter
-from typing import Any, NamedTuple
 
 from pagoda.cache import KVCache, NoDisk
 from pagoda.config import SchedulerConfig
-from pagoda.engine.cost import StepCost, work_of
+from pagoda.engine.cost import StepCost
 from pagoda.engine.doors import Runner, Tokenizer
 from pagoda.engine.finish import Finish, News, last_event
+from pagoda.engine.flights import Flight, Flights
 from pagoda.engine.forecast import Forecast
 from pagoda.engine.groups import Groups
 from pagoda.engine.open_requests import OpenRequests
 from pagoda.engine.pace import Pace
 from pagoda.engine.pinning import Pinning
-from pagoda.engine.prompt_speed import PromptSpeed
 from pagoda.engine.request import RequestState, Sequence, Sink, Wake
 from pagoda.engine.roster import Roster
 from pagoda.engine.scheduler import Scheduler
@@ -37,8 +35,8 @@ from pagoda.engine.speculation import Controller, controller
 from pagoda.engine.watchdog import Watchdog
 from pagoda.errors import EngineDied, Overloaded, TargetMissed
 from pagoda.obs.observer import NoObserver, Observer
-from pagoda.plan import Capacity, PageMove, StepPlan, StepResult
-from pagoda.types import CacheReport, DiskReport, FinishReason, GenerateRequest, PinInfo
+from pagoda.plan import Capacity, PageMove, StepResult
+from pagoda.types import CacheReport, DiskReport, FinishReason, GenerateRequest, PinInfo, SamplingParams, Slo
 
 _DEFAULTS = SchedulerConfig()
 _NOBODY = NoObserver()
@@ -58,17 +56,6 @@ class Health:
     reason: str
     running: int
     waiting: int
-
-
-class Flight(NamedTuple):
-    """A plan that was handed over."""
-
-    plan: StepPlan
-    handle: Any
-    ahead: bool
-    """Whether the machine room still had another one."""
-    submitted: float
-    """When, on the engine's clock."""
 
 
 class Engine:
@@ -115,15 +102,12 @@ class Engine:
         pace = Pace(config, self.cost)
         self._speculation = speculation or controller(config.speculate)
         self._scheduler = Scheduler(config, self._roster, cache, observer, pace, self._speculation, self._disk)
-        self.forecast = Forecast(config, self.cost, pace, self._roster)
+        self.forecast = Forecast(config, self.cost, pace, self._roster, size if config.prefix_cache else 0)
         self._groups = Groups(self._roster, Finish(tokenizer), self._end)
         self._requests = OpenRequests(config.max_queued, config.max_queued_tokens, observer)
         self._watchdog = Watchdog(self._requests, config.stall_s, self._die)
-        self._prompt_speed = PromptSpeed()
         self._ids = count()
-        self._flights: deque[Flight] = deque()
-        self._finished_at = self._busy_until = 0.0
-        self._rested_at: float | None = None
+        self._flights = Flights(self.cost)
         self._thread = threading.Thread(target=self._run, name="pagoda-engine", daemon=True)
 
     # From any thread.
@@ -154,9 +138,25 @@ class Engine:
                 state = RequestState(request, sink, self._ids, wake, stop_ids, self.capacity.max_model_len)
                 state.outlook = outlook
                 self._requests.add(state)
-                self.forecast.coming(request.id, len(request.prompt) - found)
+                self.forecast.coming(request, outlook, found)
                 self._order(partial(self._accept, state, outlook.rank))
         except (Overloaded, EngineDied) as error:
+            self._observer.refused(_CAUSES[type(error)])
+            raise
+
+    def refuse_early(self, tenant: str, slo: Slo, arrival: float) -> None:
+        """Refuse what `submit` would refuse whatever the prompt: known before it is tokenised.
+
+        Raises:
+            Overloaded, TargetMissed: as `submit` has it, for a prompt of one token.
+        """
+        shortest = GenerateRequest("", (0,), SamplingParams(), arrival, tenant, slo)
+        try:
+            with self._ordered:
+                self._requests.check_room(tenant, 1)
+                outlook = self.forecast.assess(shortest, 0, self._clock())
+                self.forecast.refuse_late(shortest, outlook, len(self._requests), self._requests.tokens)
+        except Overloaded as error:
             self._observer.refused(_CAUSES[type(error)])
             raise
 
@@ -206,7 +206,7 @@ class Engine:
 
     def prompt_token_s(self) -> float | None:
         """Seconds that computing a prompt's token takes, by the steps of late; None before the first such step."""
-        return self._prompt_speed.token_s
+        return self.cost.token_s
 
     def cache_report(self) -> CacheReport:
         """What every KV page is used for, about now."""
@@ -247,7 +247,7 @@ class Engine:
             while self._take_orders():
                 self._step()
             while self._flights:  # closed: leave nothing half done with the runner
-                self._runner.finish(self._flights.popleft().handle)
+                self._runner.finish(self._flights.take().handle)
             self._disk.close(self._save, _FLUSH_S)
         except BaseException as error:  # whatever it was, everyone who waits must hear of it
             self._die(f"{type(error).__name__}: {error}", error)
@@ -257,7 +257,7 @@ class Engine:
         """Carry out what other threads asked for, and sleep if there is nothing to do; False once all is over."""
         with self._ordered:
             while not (self._orders or self._roster.live or self._flights or self._requests.over or self._disk.busy):
-                self._rested_at = None
+                self._flights.idle()
                 self._ordered.wait()
         self._carry_out()
         return not self._requests.over
@@ -284,8 +284,8 @@ class Engine:
 
     def _step(self) -> None:
         """Hand over the next plan; finish the oldest if enough are in flight, or if nothing can be planned before."""
-        while self._flights and self._flights[-1].plan.drafts:
-            self._apply(self._flights.popleft())
+        while self._flights.drafting:
+            self._apply(self._flights.take())
         plan = self._scheduler.schedule()
         while plan is None and not self._flights and (victim := self._roster.make_way()):
             self._observer.preempted(victim.state.request.id)
@@ -294,16 +294,14 @@ class Engine:
             now = self._clock()
             for start in plan.starts:
                 self._roster.live[start.sequence].planned_at = now
-            ahead = bool(self._flights)
-            self._flights.append(Flight(plan, self._runner.submit(plan), ahead, now))
+            self._flights.add(plan, self._runner.submit(plan), now)
             self._scheduler.commit(plan)
-            self._busy_until = max(self._busy_until, now) + self.cost.predict(work_of(plan))
-            self.forecast.planned(self._scheduler.load, self._busy_until)
+            self.forecast.planned(self._scheduler.load, self._flights.busy_until)
         elif not self._flights:
             self._wait_for_disk()
             return
         if plan is None or len(self._flights) >= self._config.steps_in_flight:
-            self._apply(self._flights.popleft())
+            self._apply(self._flights.take())
 
     def _wait_for_disk(self) -> None:
         """Nothing can be computed before pages have been read."""
@@ -321,12 +319,9 @@ class Engine:
         """Wait for a plan, and send out what it produced."""
         result = self._runner.finish(flight.handle)
         self._watchdog.beat()
-        self._disk.measure(flight.plan, result)
-        self._prompt_speed.add(flight.plan.rows, result.seconds)
         now, news = self._clock(), list[News]()
-        error = self._account(flight, result, now)
-        gap = None if self._rested_at is None else max(now - self._rested_at - result.seconds, 0.0)
-        self._rested_at = now
+        error, gap = self._flights.landed(flight, result, now)
+        self._disk.measure(self.cost.token_s)
         if flight.plan.chunks:  # else it only moved pages
             self._speculation.finished(flight.plan, result, gap, flight.ahead)
         drafted = {chunk.sequence: chunk for chunk in flight.plan.chunks if chunk.drafts}
@@ -343,18 +338,10 @@ class Engine:
                 if number not in self._roster.live:
                     break
         for state, event, since in news:
-            self.forecast.heard(state, event, first=since is None)
+            if since is None or event.finish is not None:
+                self.forecast.heard(state, event, first=since is None)
         self._send(news)
         self._observer.stepped(flight.plan, result, replace(self._roster.state(), step_error=error))
-
-    def _account(self, flight: Flight, result: StepResult, now: float) -> float:
-        """Learn how long a step took; the relative error of what was predicted."""
-        began = max(flight.submitted, self._finished_at)
-        work = work_of(flight.plan)
-        error = self.cost.observe(work, now - began - result.guessing) if work.rows else 0.0  # else it only moved pages
-        self._finished_at = now
-        self._busy_until = now + sum(self.cost.predict(work_of(each.plan)) for each in self._flights)
-        return error
 
     def _end(self, sequence: Sequence) -> None:
         self._roster.end(sequence)
@@ -384,6 +371,7 @@ class Engine:
         state = self._requests.get(request_id)
         if state is None:
             return
+        self.forecast.gone(request_id)
         for sequence in state.sequences:
             if sequence.id in self._roster.live:
                 self._end(sequence)

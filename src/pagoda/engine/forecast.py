@@ -2,7 +2,8 @@
 
 Knows counts, ranks and predicted seconds; no pages, no text. The engine's thread tells it of each step; any thread may
 ask. What it says is a model of the scheduler: the prompts ahead and the request's own go through steps that also carry
-everyone's next token (`pace`); where all slots are taken, sequences must end first. How far it is off is learned, and
+everyone's next token (`pace`); where all slots are taken, sequences must end first. What somebody before it is about to
+compute it will find (`beginnings`). How far it is off is learned, and
 both the middle and the upper end of what it says are corrected by that.
 """
 
@@ -12,11 +13,12 @@ import math
 from dataclasses import dataclass
 
 from pagoda.config import SchedulerConfig
+from pagoda.engine.beginnings import Beginnings
 from pagoda.engine.cost import StepCost, Work
 from pagoda.engine.pace import LEAST_ROWS, Load, Pace
 from pagoda.engine.request import RequestState
 from pagoda.engine.roster import Roster
-from pagoda.engine.urgency import rank_of
+from pagoda.engine.urgency import PATIENCE_S, rank_of
 from pagoda.errors import TargetMissed
 from pagoda.types import GenerateRequest, TokenEvent
 
@@ -41,6 +43,8 @@ class Outlook:
     """What awaits a request."""
 
     rank: float
+    rows: int
+    """Tokens of its prompt that it will have to compute."""
     predicted: float
     """TTFT in seconds."""
     late: float
@@ -54,15 +58,24 @@ class Outlook:
 
 
 class Forecast:
-    """Predicts TTFT, and learns how far it was off."""
+    """Predicts TTFT, and learns how far it was off.
 
-    def __init__(self, config: SchedulerConfig, cost: StepCost, pace: Pace, roster: Roster) -> None:
+    Args:
+        config: targets and slots.
+        cost, pace: of steps.
+        roster: what is under way.
+        page_size: tokens of a page, whole ones of which requests share; 0 if they share none.
+    """
+
+    def __init__(self, config: SchedulerConfig, cost: StepCost, pace: Pace, roster: Roster, page_size: int) -> None:
         self._slots = min(config.max_num_seqs, config.rows)
         self._rows = config.rows
         self._target = None if config.ttft_target_ms is None else config.ttft_target_ms / 1000
         self._cost, self._pace, self._roster, self._queue = cost, pace, roster, roster.waiting
         self._load, self._busy_until = Load(), 0.0
         self._coming: dict[str, int] = {}
+        self._beginnings = Beginnings(page_size)
+        self._share = page_size > 0
         self._output = USUAL_OUTPUT
         self._middle, self._upper = 0.0, CAUTION
         self.error = 0.0
@@ -75,22 +88,31 @@ class Forecast:
         own = request.slo.ttft_ms
         target = self._target if own is None else own / 1000
         rows = len(request.prompt) - found
-        alone = self._cost.predict(Work(1, rows, rows * (found + (rows + 1) // 2)))
+        alone = self._alone(rows, found)
         rank = rank_of(request, alone, target)
+        if self._share:
+            last = rank if target is not None else rank + PATIENCE_S
+            found, first = self._beginnings.ahead(request.tenant, request.prompt, found, last)
+            rows = len(request.prompt) - found
+            alone = self._alone(rows, found)
+            rank = max(rank_of(request, alone, target), first)
         waited = max(now - request.arrival, 0.0)
         raw = self._raw(request.tenant, rank, rows, found, now)
+        rank = max(rank, rank_of(request, alone, target, raw))
         predicted = waited + raw * math.exp(self._middle)
         late = max(predicted, waited + raw * math.exp(self._upper))
-        return Outlook(rank, predicted, late, target, waited, raw)
+        return Outlook(rank, rows, predicted, late, target, waited, raw)
 
     @property
     def learned(self) -> bool:
         """Whether enough was seen to refuse anybody."""
         return self._cost.steps >= LEARNED
 
-    def coming(self, request_id: str, tokens: int) -> None:
-        """A request was taken on that the queue does not have yet."""
-        self._coming[request_id] = tokens
+    def coming(self, request: GenerateRequest, outlook: Outlook, found: int) -> None:
+        """A request was taken on that the queue does not have yet; so many of its tokens are in the cache."""
+        self._coming[request.id] = outlook.rows
+        if self._share:
+            self._beginnings.add(request.id, request.tenant, request.prompt, found, outlook.rank)
 
     def refuse_late(self, request: GenerateRequest, outlook: Outlook, requests: int, tokens: int) -> None:
         """Raise TargetMissed if a request's target will hardly be kept and it would rather hear so.
@@ -129,6 +151,12 @@ class Forecast:
             self.told(outlook, at - state.request.arrival)
         if event.finish is not None:
             self.ended(event.completion_tokens)
+        if first or event.finish is not None:
+            self._beginnings.remove(state.request.id)
+
+    def gone(self, request_id: str) -> None:
+        """A request was cancelled."""
+        self._beginnings.remove(request_id)
 
     def told(self, outlook: Outlook, actual: float) -> None:
         """The first token of a request came, so many seconds after it arrived."""
@@ -143,10 +171,15 @@ class Forecast:
         self._output += RATE * (tokens - self._output)
 
     def check(self) -> None:
-        """Assert that the corrections are within bounds."""
+        """Assert that the corrections are within bounds, and what the beginnings' own check says."""
+        self._beginnings.check()
         assert -MOST <= self._middle <= MOST
         assert -MOST <= self._upper <= MOST
         assert self._output >= 0
+
+    def _alone(self, rows: int, found: int) -> float:
+        """Seconds of a prompt's rows after those found, in a step of their own."""
+        return self._cost.predict(Work(1, rows, rows * (found + (rows + 1) // 2)))
 
     def _raw(self, tenant: str, rank: float, rows: int, found: int, now: float) -> float:
         """Seconds from now, uncorrected."""

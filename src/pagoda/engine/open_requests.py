@@ -53,7 +53,7 @@ class OpenRequests:
         with self._changed:
             if self.refusal is not None:
                 raise self.refusal
-            self._check_room(state.request)
+            self.check_room(state.request.tenant, len(state.request.prompt))
             if state.request.id in self._states:
                 raise InvalidRequest(f"a request with id {state.request.id!r} is under way: choose another id")
             if not self._states:
@@ -61,6 +61,24 @@ class OpenRequests:
                 self._changed.notify_all()
             self._states[state.request.id] = state
             self._count(state.request, 1)
+
+    def check_room(self, tenant: str, tokens: int) -> None:
+        """Raise Overloaded if too much is open for a prompt of so many tokens. A tenant that has less than its part may
+        have that all the same, so that nobody is shut out by another; all together never have more than twice what is
+        allowed.
+        """
+        own, own_tokens = self._by_tenant.get(tenant, (0, 0))
+        parts = len(self._by_tenant) + (tenant not in self._by_tenant)
+        if len(self._states) >= self._most and (parts < 2 or own >= self._most // parts):
+            raise Overloaded(
+                f"{len(self._states)} requests are under way, as many as max_queued allows: try again later"
+            )
+        over = self._states and self.tokens + tokens > self._most_tokens
+        if over and (parts < 2 or own_tokens + tokens > self._most_tokens // parts):
+            raise Overloaded(
+                f"requests with {self.tokens} prompt tokens are under way, and {tokens} more are over the "
+                f"{self._most_tokens} that max_queued_tokens allows: try again later"
+            )
 
     def get(self, request_id: str) -> RequestState | None:
         """An open request."""
@@ -154,24 +172,6 @@ class OpenRequests:
             _log.exception("the sink of request %s raised; the request is cancelled", event.request_id)
             return False
         return True
-
-    def _check_room(self, request: GenerateRequest) -> None:
-        """Raise Overloaded if too much is open. A tenant that has less than its part may have that all the same, so
-        that nobody is shut out by another; all together never have more than twice what is allowed.
-        """
-        own, own_tokens = self._by_tenant.get(request.tenant, (0, 0))
-        parts = len(self._by_tenant) + (request.tenant not in self._by_tenant)
-        if len(self._states) >= self._most and (parts < 2 or own >= self._most // parts):
-            raise Overloaded(
-                f"{len(self._states)} requests are under way, as many as max_queued allows: try again later"
-            )
-        tokens = len(request.prompt)
-        over = self._states and self.tokens + tokens > self._most_tokens
-        if over and (parts < 2 or own_tokens + tokens > self._most_tokens // parts):
-            raise Overloaded(
-                f"requests with {self.tokens} prompt tokens are under way, and {tokens} more are over the "
-                f"{self._most_tokens} that max_queued_tokens allows: try again later"
-            )
 
     def _count(self, request: GenerateRequest, sign: int) -> None:
         count, tokens = self._by_tenant.get(request.tenant, (0, 0))

@@ -53,6 +53,14 @@ class Outline:
             sequence.started = True
             self.starts.append(sequence.start())
 
+    def add_one(self, sequence: Sequence, pages: Tables) -> None:
+        """Place the one token that a sequence that has started has due; its pages cover it."""
+        start = sequence.computed
+        known = sequence.known
+        self.chunks.append(Chunk(sequence.id, start, sequence.tokens(start, start + 1), pages, start + 1 == known))
+        self.placed[sequence.id] = sequence
+        self.rows -= 1
+
     @property
     def empty(self) -> bool:
         """Whether there is nothing to do."""
@@ -61,7 +69,7 @@ class Outline:
     def close(self, number: int, ends: tuple[int, ...]) -> StepPlan:
         """The plan; from here on its tokens count as computed, and the ones it samples as known."""
         for chunk, sequence in zip(self.chunks, self.placed.values(), strict=True):
-            sequence.computed = chunk.end
+            sequence.computed = chunk.start + len(chunk.tokens) - chunk.drafts
             sequence.pending += chunk.samples
             sequence.drafting = chunk.drafts
         return StepPlan(

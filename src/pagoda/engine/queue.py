@@ -126,8 +126,11 @@ class WaitingQueue:
 
 
 def _work(sequence: Sequence) -> int:
-    """Tokens it waits for: the first of a request's choices computes the prompt for all."""
-    return 1 if sequence.choice else len(sequence.prompt)
+    """Tokens it will have to compute, as they were reckoned when it came: the first of a request's choices computes the
+    prompt for all.
+    """
+    outlook = sequence.state.outlook
+    return 1 if sequence.choice else len(sequence.prompt) if outlook is None else outlook.rows
 
 
 def _slice(rank: float) -> int:

@@ -182,7 +182,12 @@ class Scheduler:
     def _place_single(self, sequence: Sequence) -> None:
         """The one row of a sequence that runs, unless an older one took its pages in this step."""
         self._outline.kept -= 1
-        if sequence.holds_pages and not (self._drafts and self._place_drafts(sequence)):
+        if not sequence.holds_pages or (self._drafts and self._place_drafts(sequence)):
+            return
+        tables = self._cache.next_slot(sequence.id, sequence.computed) if sequence.started else None
+        if tables is not None:
+            self._outline.add_one(sequence, tables)
+        else:
             self._place(sequence, 1)
 
     def _place_drafts(self, sequence: Sequence) -> bool:

@@ -18,18 +18,25 @@ PATIENCE_S = 0.5
 """What a request without a target may take at any rate."""
 PRIORITY_S = 1.0
 """Seconds by which one step of priority puts a request forward."""
+SLACK = 1.5
+"""A long prompt without a target is due no earlier than after so many times what it is predicted to take, with those
+before it: several that come together cannot all be done by the same time, and overdue they would hold up short ones.
+"""
 FIRST = float("-inf")
 """Of a sequence that was preempted: it was served already."""
 
 
-def rank_of(request: GenerateRequest, seconds: float, target: float | None) -> float:
+def rank_of(request: GenerateRequest, seconds: float, target: float | None, queued: float = 0.0) -> float:
     """When its first token is due.
 
     Args:
         request: with its arrival and priority.
         seconds: predicted to compute its prompt.
         target: TTFT to keep, in seconds; None is none.
+        queued: predicted with those before it.
     """
     kept = target is not None and seconds <= target
-    allowed = target if target is not None and kept else max(STRETCH * seconds, PATIENCE_S)
+    allowed = target if target is not None and kept else STRETCH * seconds
+    if not kept:
+        allowed = max(allowed, SLACK * queued) if allowed > PATIENCE_S else PATIENCE_S
     return request.arrival + allowed - PRIORITY_S * request.priority

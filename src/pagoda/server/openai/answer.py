@@ -82,12 +82,13 @@ async def answer(request: Request, parse: Callable[[bytes, Desk], Call]) -> Resp
     caller, told = caller_of(request), _header(request)
     call = parse(await read_body(request, desk.config.max_body_bytes), desk)
     desk.check_model(call.model)
+    order = Order(caller, request.url.path, call.slo, call.priority, call.speculate)
+    desk.engine.refuse_early(caller.tenant, order.targets, arrival)
     try:
         prompts = await while_connected(request.receive, desk.pool.run(call.encode))
         params = call.params
         if call.repetition_stop is None and caller.limits.repetition_stop:
             params = replace(params, repetition_stop=caller.limits.repetition_stop)
-        order = Order(caller, request.url.path, call.slo, call.priority, call.speculate)
         requests = desk.admit(prompts, params, new_id(call.prefix), arrival, order)
     except InvalidRequest as error:
         if error.param == "prompt":
