@@ -106,8 +106,8 @@ class TreeDrafter:
         self.whole = self.cut = self.right = 0
         """Trees that were verified, those of which only the first path was, and drafts that were right."""
 
-    def follow(self, sequence: Underway, most: int) -> int:
-        return 0
+    def look(self, sequences: Sequence[Underway]) -> None:
+        pass
 
     def guess(self, sequence: Underway, most: int) -> Guess:
         most = min(most, self._most)

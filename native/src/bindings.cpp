@@ -16,6 +16,7 @@
 #include "page_job.h"
 #include "self_test.h"
 #include "step_job.h"
+#include "suffixes.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -175,6 +176,26 @@ DrawRow draw_row(const DrawTuple& t) {
   return row;
 }
 
+// A line, the tokens that it goes on with, and how many of these, the first ones, tell nothing of how good matches are.
+using Look = std::tuple<std::shared_ptr<Line>, std::vector<int32_t>, int>;
+
+// Of each: (length of its match, up to `most` tokens that followed it, (length of the match before a token, whether that foretold it)).
+// The GIL is kept: a token takes a fraction of a microsecond, and the engine's thread needs it before and after.
+nb::list follow(const std::vector<Look>& looks, int shortest, int most) {
+  nb::list found;
+  for (const auto& [line, tokens, silent] : looks) {
+    nb::list judged;
+    for (size_t i = 0; i < tokens.size(); i++) {
+      const int length = line->match();
+      if (int(i) >= silent && length >= shortest && line->next() != Line::kBreak) judged.append(nb::make_tuple(length, line->next() == tokens[i]));
+      line->extend(tokens[i]);
+    }
+    const bool long_enough = line->match() >= shortest;
+    found.append(nb::make_tuple(line->match(), nb::tuple(nb::cast(line->continuation(long_enough ? most : 0))), judged));
+  }
+  return found;
+}
+
 }  // namespace
 }  // namespace pagoda
 
@@ -237,6 +258,18 @@ NB_MODULE(_native, m) {
       .def_prop_ro("bytes", &KVStore::bytes)
       .def("copy", &KVStore::copy, "group"_a, "source"_a, "target"_a, "slots"_a)
       .def_prop_ro("unit_bytes", &KVStore::unit_bytes);
+
+  nb::class_<Text>(m, "Text")
+      .def(nb::new_([] { return std::make_shared<Text>(); }))
+      .def("extend", [](Text& text, const std::vector<int32_t>& tokens) { for (const int32_t t : tokens) text.extend(t); }, "tokens"_a)
+      .def("__len__", [](const Text& text) { return text.tokens().size(); })
+      .def_prop_ro("bytes", &Text::bytes)
+      .def("check", &Text::check);
+  nb::class_<Line>(m, "Line")
+      .def(nb::new_([](std::vector<std::shared_ptr<const Text>> others) { return std::make_shared<Line>(std::move(others)); }), "others"_a)
+      .def("__len__", &Line::size)
+      .def("check", &Line::check);
+  m.def("follow", &follow, "looks"_a, "shortest"_a, "most"_a);
 
   nb::class_<PageJob>(m, "PageJob")
       .def("wait", &PageJob::wait, nb::call_guard<nb::gil_scoped_release>())

@@ -44,20 +44,44 @@ class Noise {
 constexpr float kGreedyBelow = 1e-5f;  // under it z might not be finite
 constexpr double kMostNoise = 22.9;  // the greatest gumbel: u = 1 - 2^-33
 
+// Whether one of them is not under the floor.
+bool reaches(const float* z, int n, double floor) {
+  const float under = std::nextafter(float(floor), -INFINITY);
+  int count = 0;
+  for (int i = 0; i < n; i++) count += !(z[i] < under);
+  return count > 0;
+}
+
 // The best of z + gumbel, ties to the lower id; candidates in any order. `fallback` wins if no z is a number.
 class Race {
  public:
   Race(const DrawRow& row, int32_t fallback) : noise_(row), winner_(fallback) {}
   void enter(float z, int32_t id) {
     if (double(z) + kMostNoise < best_) return;
-    const uint32_t word = noise_.word(id);
-    if (double(z) + gumbel_bound(word) < best_) return;
-    const double score = double(z) + gumbel(word);
-    if (score > best_ || (score == best_ && id < winner_)) best_ = score, winner_ = id;
+    run(z, id, noise_.word(id));
+  }
+  // All tokens. Most are passed by many at a time: none of them could win with the most noise there is, or that they have.
+  void enter_all(const float* z, int n) {
+    constexpr int many = 64;
+    uint32_t words[many];
+    for (int from = 0; from < n; from += many) {
+      const int size = std::min(n - from, many);
+      if (!reaches(z + from, size, best_ - kMostNoise)) continue;
+      uint32_t most = 0;
+      for (int i = 0; i < size; i++) words[i] = noise_.word(from + i), most = std::max(most, words[i]);
+      if (!reaches(z + from, size, best_ - gumbel_bound(most))) continue;
+      for (int i = 0; i < size; i++) run(z[from + i], from + i, words[i]);
+    }
   }
   int32_t winner() const { return winner_; }
 
  private:
+  void run(float z, int32_t id, uint32_t word) {
+    if (double(z) + gumbel_bound(word) < best_) return;
+    const double score = double(z) + gumbel(word);
+    if (score > best_ || (score == best_ && id < winner_)) best_ = score, winner_ = id;
+  }
+
   Noise noise_;
   double best_ = -INFINITY;
   int32_t winner_;
@@ -159,8 +183,7 @@ int32_t choose(const Kernels& kernels, float* z, int n, const DrawRow& row) {
   Race race(row, likeliest);
   race.enter(z[likeliest], likeliest);  // first, so that most others need not run
   if (row.top_k == 0 && row.top_p >= 1.0f && row.min_p == 0.0f) {
-    for (int i = 0; i < n; i++)
-      if (i != likeliest) race.enter(z[i], i);
+    race.enter_all(z, n);
   } else {
     for (const auto& c : candidates(kernels, z, n, row, z[likeliest]))
       if (c.id != likeliest) race.enter(c.z, c.id);

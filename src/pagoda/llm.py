@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self, TypedDict, Unpack
 
 from pagoda.backends.machine import free_memory
+from pagoda.backends.texts import NativeTexts
 from pagoda.cache import Disk, KVCache
 from pagoda.cache.kv_dir import KVDir
 from pagoda.cache.page_file import Seal
@@ -27,6 +28,7 @@ from pagoda.catalog import AnyModel, Progress, api_name, open_model
 from pagoda.completion import Completion, Gather, gather, raise_failure
 from pagoda.config import MAX_CHUNK, EngineConfig, MachineConfig, ModelConfig, SchedulerConfig
 from pagoda.engine import Engine, Runner, iterate, stream, validate
+from pagoda.engine.speculation import controller
 from pagoda.errors import InvalidConfig, InvalidRequest
 from pagoda.explain import PrefixExplanation, explain_prefix
 from pagoda.obs.observer import NoObserver, Observer
@@ -143,7 +145,8 @@ def open_engine(config: EngineConfig, observer: Observer = _NOBODY, progress: Pr
             runner = load_runner(model_file, config, sizing, drafter)
             tokenizer = tokenizing.result()
         open_disk = disk_of(runner, directory, config.machine.kv_dir_budget) if directory is not None else None
-        engine = Engine(runner, tokenizer, config.scheduler, observer, open_disk=open_disk)
+        speculation = controller(config.scheduler.speculate, NativeTexts())
+        engine = Engine(runner, tokenizer, config.scheduler, observer, speculation=speculation, open_disk=open_disk)
         undo.pop_all()
     engine.start()
     for pinned in engine.pin_again():

@@ -111,8 +111,8 @@ class Oracle:
         self.wrong = wrong
         self.asked = self.right = 0
 
-    def follow(self, sequence, most):
-        return 0
+    def look(self, sequences):
+        pass
 
     def guess(self, sequence, most):
         params, tokens = sequence.state.request.params, list(sequence.tokens(0, sequence.values))

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from pagoda.backends.texts import NativeTexts
 from pagoda.config import SchedulerConfig
 from pagoda.engine import Engine
 from pagoda.engine.speculation import Controller, NgramDrafter
@@ -192,7 +193,11 @@ ASKS = st.builds(
 )
 
 
-DRAFTERS = st.sampled_from([(), (Oracle,), (NgramDrafter,), (NgramDrafter, Oracle), (grove,), (grove,)])
+def _ngrams() -> NgramDrafter:
+    return NgramDrafter(NativeTexts())
+
+
+DRAFTERS = st.sampled_from([(), (Oracle,), (_ngrams,), (_ngrams, Oracle), (grove,), (grove,)])
 
 
 @settings(max_examples=400, deadline=None)

@@ -132,7 +132,7 @@ def test_the_controller_weighs_a_tree_by_its_nodes() -> None:
     asked = request(capacity(pages=(400,), max_model_len=400), (1, 2), max_tokens=300)
     (sequence,) = RequestState(asked, lambda _: None, count()).sequences
     sequence.output, sequence.computed, sequence.holds_pages = [3], 2, True
-    controller.open(1, 16, alone=True)
+    controller.open([sequence], 16, alone=True)
     whose, guess = controller.draft(sequence)
     assert (whose, guess) == ("tree", Guess((1, 3), (0.9, 0.5), parents=(-1, 0)))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -42,8 +43,8 @@ class Coin:
     def __post_init__(self) -> None:
         self.believed = self.believed or self.chance
 
-    def follow(self, sequence: Sequence, most: int) -> int:
-        return 0
+    def look(self, sequences: Many[Sequence]) -> None:
+        pass
 
     def guess(self, sequence: Sequence, most: int) -> Guess:
         token = GUESS if self.blind else 1
@@ -80,7 +81,7 @@ class Machine:
     def play(self, sequences: list[Sequence], steps: int) -> None:
         by_name = {drafter.name: drafter for drafter in self.drafters}
         for number in range(steps):
-            self.controller.open(len(sequences), 512, True)
+            self.controller.open(sequences, 512, True)
             chunks, guessing = [], 0.0
             for each in sequences:
                 name, guess = self.controller.draft(each)
@@ -164,23 +165,79 @@ def test_the_better_of_two_drafters_is_taken() -> None:
     assert good.asked > 50 * bad.asked
 
 
+def test_the_best_chances_of_all_sequences_are_taken() -> None:
+    """Where rows cost, those of one that is sure, and none of one that is not."""
+
+    class Two(Coin):
+        def guess(self, sequence: Sequence, most: int) -> Guess:
+            chance = 0.99 if sequence is sure else 0.2
+            return Guess((1,) * most, tuple(chance ** (i + 1) for i in range(most)))
+
+    sure, unsure = sequence(), sequence()
+    machine = Machine(Controller([Two(0.99)]), [Two(0.99)], lambda rows: 1 + 0.5 * (rows - 1))
+    machine.play([unsure, sure], 3)
+    machine.controller.open([unsure, sure], 512, True)
+    assert machine.controller.draft(unsure) == ("", NO_GUESS)
+    assert machine.controller.draft(sure)[1].tokens
+
+
+def test_it_pays_for_all_together_what_does_not_for_one() -> None:
+    """Planning after the step costs the same for one draft and for many."""
+    costs = {8: 1.0, 9: 1.12, 16: 1.6}
+    controller = Controller([Coin(0.9)])
+    for rows, seconds in costs.items():
+        controller._times.measured(rows, seconds)
+    controller._times.gap_waiting = 0.05
+    eight = [sequence() for _ in range(8)]
+    controller.open(eight[:1], 512, True)
+    controller.open(eight, 512, True)
+    assert sum(len(controller.draft(who)[1].tokens) for who in eight) >= 8
+
+
+@pytest.mark.parametrize(("sure", "waits"), [(1.0, False), (0.5, True), (0.02, False)])
+def test_it_waits_for_tokens_in_flight_if_they_tell_enough(sure: float, waits: bool) -> None:
+    """Where a row costs: not if they are known well enough already, nor if they will hardly be as was guessed."""
+
+    class Ahead(Coin):
+        def guess(self, sequence: Sequence, most: int) -> Guess:
+            return Guess((1,) * most, tuple(sure * 0.95 ** (i + 1) for i in range(most)), sure)
+
+    controller, who = Controller([Ahead(0.95)]), sequence()
+    for rows, seconds in ((1, 1.0), (2, 1.3), (8, 2.5), (16, 4.5)):
+        controller._times.measured(rows, seconds)
+    assert controller.open([who], 512, True) != waits
+
+
+def test_promises_that_are_not_kept_are_trusted_less_for_a_while() -> None:
+    """It believes in nine of ten, and the coin never comes up."""
+    coin = Coin(0.001, believed=0.9)
+    machine = Machine(Controller([coin]), [coin], steep)
+    machine.play([sequence() for _ in range(4)], 40)
+    early = machine.drafts
+    machine.play([sequence() for _ in range(4)], 400)
+    assert early > 0
+    assert machine.drafts - early < 10 * early
+    assert machine.rate > 0.9 * 4 / steep(4)
+
+
 def test_no_drafts_beside_a_prompt_nor_past_the_rows_nor_for_who_wants_none() -> None:
     coin = Coin(0.99)
-    controller = Controller([coin], always=True)
-    controller.open(4, 512, False)
-    assert controller.draft(sequence()) == ("", NO_GUESS)
-    controller.open(4, 6, True)
-    assert len(controller.draft(sequence())[1].tokens) == 2
-    assert controller.draft(sequence()) == ("", NO_GUESS)
-    controller.open(1, 512, True)
-    assert controller.draft(sequence(speculate=False)) == ("", NO_GUESS)
+    controller, four = Controller([coin], always=True), [sequence() for _ in range(4)]
+    controller.open(four, 512, False)
+    assert all(controller.draft(who) == ("", NO_GUESS) for who in four)
+    controller.open(four, 6, True)
+    assert len(controller.draft(four[0])[1].tokens) == 2
+    assert controller.draft(four[1]) == ("", NO_GUESS)
+    unwilling = sequence(speculate=False)
+    controller.open([unwilling], 512, True)
+    assert controller.draft(unwilling) == ("", NO_GUESS)
 
 
 def test_drafts_end_before_the_sequence_does() -> None:
     """Each draft that is right brings a token, and one more comes with the last."""
     controller, who = Controller([Coin(0.99)], always=True), sequence()
     who.limit = who.known + 4
-    controller.open(1, 512, True)
+    controller.open([who], 512, True)
     assert len(controller.draft(who)[1].tokens) == 3
 
 
@@ -195,6 +252,20 @@ def test_pace_is_what_steps_took() -> None:
     assert times.knows(1)
     assert times.knows(10)
     assert not times.knows(17)
+
+
+def test_more_rows_are_not_thought_to_take_less() -> None:
+    """A step that was disturbed when it was first measured; and between those measured it may take less than a line."""
+    times = RowTimes()
+    for rows, seconds in ((1, 1.0), (4, 9.0), (9, 2.0), (16, 3.0)):
+        times.measured(rows, seconds)
+    for rows, seconds in ((1, 1.0), (9, 2.0), (16, 3.0)) * 99:
+        times.measured(rows, seconds)
+    assert times.seconds(4) == times.seconds(9)
+    span = times.span(1, 30)
+    assert span == pytest.approx([times.seconds(rows) for rows in range(1, 32)])
+    assert 2.0 <= span[9] < 2 + 1 / 7
+    assert 3.0 < span[30] < 3.0 * 31 / 16
 
 
 def test_pace_follows_a_machine_that_slows_down() -> None:

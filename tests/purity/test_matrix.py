@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from pagoda.backends.texts import NativeTexts
 from pagoda.engine.speculation import GuessingDrafter, NgramDrafter
 from pagoda.engine.speculation.drafter import Drafter
 from trees import TreeDrafter, known_outputs
@@ -105,7 +106,7 @@ def test_matrix(case: dict[str, Any], models: dict[str, Path], baseline: Baselin
             "known": [Knowing(outputs, None)],
             "two of three right": [Knowing(outputs, 3)],
             "trees": [TreeDrafter(known_outputs(outputs), world.vocabulary)],
-            "n-grams": [NgramDrafter()],
+            "n-grams": [NgramDrafter(NativeTexts())],
             "first layer": [GuessingDrafter("self")],
             "a model of its own": [GuessingDrafter("draft")],
         }

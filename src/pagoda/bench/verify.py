@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 
+from pagoda.backends.texts import NativeTexts
 from pagoda.completion import Completion, gather
 from pagoda.config import SchedulerConfig
 from pagoda.engine import Engine, iterate, validate
@@ -70,7 +71,7 @@ def check_speculation(
     """Every prompt at every temperature, all prompts together; `speculate` is as in `SchedulerConfig`, and not off."""
     opened = open_engine(engine_config(model, speculate=speculate))
     opened.engine.close()
-    drafters = controller(speculate).drafters
+    drafters = controller(speculate, NativeTexts()).drafters
     answers = {}
     for drafted in (False, True):
         policy = Controller(drafters if drafted else (), always=True)

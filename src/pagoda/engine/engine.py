@@ -31,7 +31,7 @@ from pagoda.engine.pinning import Pinning
 from pagoda.engine.request import RequestState, Sequence, Sink, Wake
 from pagoda.engine.roster import Roster
 from pagoda.engine.scheduler import Scheduler
-from pagoda.engine.speculation import Controller, controller
+from pagoda.engine.speculation import Controller
 from pagoda.engine.watchdog import Watchdog
 from pagoda.errors import EngineDied, Overloaded, TargetMissed
 from pagoda.obs.observer import NoObserver, Observer
@@ -68,7 +68,7 @@ class Engine:
         observer: is told everything; `refused` on the thread that called `submit`.
         on_death: called once if the engine dies, after every request was ended; the process should exit non-zero.
         clock: seconds; requests arrive on the same clock.
-        speculation: who drafts; None is as `config` says.
+        speculation: who drafts; None: nobody.
         open_disk: makes the tier of the engine's cache; what it is given is to be called, from any thread, when it has
             news.
     """
@@ -100,7 +100,7 @@ class Engine:
         self._roster = Roster(cache, min(config.max_num_seqs, config.rows))
         self.cost = StepCost()
         pace = Pace(config, self.cost)
-        self._speculation = speculation or controller(config.speculate)
+        self._speculation = speculation or Controller()
         self._scheduler = Scheduler(config, self._roster, cache, observer, pace, self._speculation, self._disk)
         self.forecast = Forecast(config, self.cost, pace, self._roster, size if config.prefix_cache else 0)
         self._groups = Groups(self._roster, Finish(tokenizer), self._end)

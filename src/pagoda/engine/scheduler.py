@@ -83,16 +83,18 @@ class Scheduler:
     def schedule(self) -> StepPlan | None:
         """The next step, or None if nothing can be computed before a plan in flight is finished.
 
-        A plan with drafts must be finished before: how long its sequences are depends on it.
+        A plan with drafts must be finished before: how long its sequences are depends on it. And sometimes it is better
+        to wait for the tokens in flight, because they tell which drafts are likely to be right.
         """
+        singles, prompts = self._due()
+        alone = not (self._roster.waiting or prompts or self._by_age)
+        if not self._speculation.open(singles, self._rows, alone):
+            return None
         self._outline = outline = Outline(self._rows)
         outline.loads, back = self._disk.begin()
         self._roster.come_back(back)
-        singles, prompts = self._due()
         self._crowded = False
         outline.kept = len(singles)
-        alone = not (self._roster.waiting or prompts or self._by_age)
-        self._speculation.open(len(singles), self._rows, alone)
         if self._by_age:
             for sequence in sorted([*singles, *prompts], key=_age):
                 self._place_prompt(sequence) if sequence.due() > 1 else self._place_single(sequence)

@@ -8,15 +8,16 @@ via speculative decoding", without its rejection sampling.
 from pagoda.engine.speculation.controller import Controller
 from pagoda.engine.speculation.guesser import GuessingDrafter
 from pagoda.engine.speculation.ngram import NgramDrafter
+from pagoda.engine.speculation.texts import Texts
 
 __all__ = ["Controller", "GuessingDrafter", "NgramDrafter", "controller"]
 
 
-def controller(speculate: str) -> Controller:
-    """As `SchedulerConfig.speculate` says."""
+def controller(speculate: str, texts: Texts) -> Controller:
+    """As `SchedulerConfig.speculate` says; `texts` are the drafter's who looks for what was said before."""
     if speculate == "off":
         return Controller()
     kind, of, _ = speculate.partition(":")
     if of:
-        return Controller((NgramDrafter(), GuessingDrafter(kind)))
-    return Controller((NgramDrafter(),))
+        return Controller((NgramDrafter(texts), GuessingDrafter(kind)))
+    return Controller((NgramDrafter(texts),))

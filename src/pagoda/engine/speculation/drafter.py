@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -19,6 +20,8 @@ class Guess:
     """Token ids; or `plan.GUESS` for each that the runner's drafter is to fill in."""
     chances: tuple[float, ...] = ()
     """Of each token, how likely it is right together with all before it; in a tree, with all it follows."""
+    sure: float = 1.0
+    """How likely the tokens in flight are those that it takes them for: part of the chances."""
     parents: tuple[int, ...] = ()
     """If it is a tree, of each token the one that it follows, as in `plan.tree_paths`: each token known, and no two
     alike after the same. Empty: each follows the one before it.
@@ -49,8 +52,8 @@ class Drafter(Protocol):
     blind: bool
     """Whether only drafts that are verified tell how often it is right."""
 
-    def follow(self, sequence: Sequence, most: int) -> int:
-        """Look at tokens of a sequence that it has not seen yet, at most so many; how many it looked at."""
+    def look(self, sequences: Many[Sequence]) -> None:
+        """A step is planned in which these may have drafts: look at their tokens, or at some of them."""
         ...
 
     def guess(self, sequence: Sequence, most: int) -> Guess:

@@ -5,6 +5,8 @@ Knows how often its guesses are right and what they cost; the runner makes them 
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Many
+
 from pagoda.engine.request import Sequence
 from pagoda.engine.speculation.drafter import Guess
 from pagoda.engine.speculation.odds import Odds
@@ -28,9 +30,8 @@ class GuessingDrafter:
         self._all = Odds()
         self._odds: dict[int, Odds] = {}
 
-    def follow(self, _sequence: Sequence, _most: int) -> int:
+    def look(self, sequences: Many[Sequence]) -> None:
         """The runner has the tokens."""
-        return 0
 
     def guess(self, sequence: Sequence, most: int) -> Guess:
         """As many as may be: each is as likely to be right as the one before, if that was."""

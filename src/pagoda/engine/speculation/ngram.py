@@ -2,35 +2,46 @@
 
 Prompt lookup (Saxena 2023, "Prompt lookup decoding") with the longest match there is, by suffix automaton (Hu et al.
 2024, "SAM decoding"). It needs no model, and learns how often it is right from every token, guessed or not: plain
-decoding is its test.
+decoding is its test. An output that never repeats anything is looked at less and less often.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 
 from pagoda.engine.request import Sequence
-from pagoda.engine.speculation.automaton import ROOT, SuffixAutomaton
-from pagoda.engine.speculation.drafter import NO_GUESS, Guess
-from pagoda.engine.speculation.odds import Odds
+from pagoda.engine.speculation.drafter import MOST_DRAFTS, NO_GUESS, Guess
+from pagoda.engine.speculation.odds import Bias, Odds
+from pagoda.engine.speculation.texts import BREAK, Line, Look, Text, Texts
 
 SHORTEST = 2
 """Tokens of a match: a single one says next to nothing."""
 HOPELESS = 0.01
 """A draft less likely than this is not worth a thought."""
-BREAK = -1
-"""Between outputs: no token."""
 RECENT = 8192
 """Tokens of outputs that a tenant's newer half holds before it becomes the older one."""
 TENANTS = 64
 """Tenants whose outputs are kept, those met last."""
+IN_FLIGHT = 4
+"""Tokens in flight of one sequence that guesses reach past."""
+LOOKS = 4096
+"""Tokens that are looked at in one step: a long prompt takes several, of some tenths of a millisecond."""
+PATIENCE = 16
+"""After so many looks in vain every second step is looked at, after twice as many every third, and so on."""
+LONGEST_REST = 7
+"""Steps that pass without a look, at most."""
 _FROM = (SHORTEST, 3, 4, 8, 16)
 """Lengths of match from which it counts as of another kind."""
-_EXPECTED = (0.3, 0.4, 0.5, 0.65, 0.8)
+_WARMTHS = (0.0, 0.5)
+"""Temperatures up to which outputs are alike."""
+_EXPECTED = (0.4, 0.55, 0.7, 0.85, 0.9)
 """Of each kind, how often it is right, before anything was seen."""
-_WEIGHT = 3.0
-"""Trials' worth of what all requests showed, in what one request is expected to show."""
+_WEIGHT = 8.0
+"""Trials' worth of what was expected, of a kind by all requests and of one request by all kinds: of those tried on
+recorded outputs it foretells best.
+"""
 
 
 def _kind(length: int) -> int:
@@ -39,124 +50,136 @@ def _kind(length: int) -> int:
 
 
 @dataclass(slots=True)
-class _Line:
+class _Follower:
     """A sequence as far as it was looked at."""
 
-    own: SuffixAutomaton = field(default_factory=SuffixAutomaton)
-    others: list[tuple[SuffixAutomaton, tuple[int, int]]] = field(default_factory=list)
-    """Recent outputs of its tenant, and where in them its end occurs."""
-    odds: Odds = field(default_factory=Odds)
-    match: tuple[int, int, SuffixAutomaton | None] = (0, 0, None)
-    """(length, place, in which text): the longest match of its end."""
+    line: Line
+    common: tuple[Odds, ...]
+    """Of all sequences as warm as this one, by kind of match."""
+    bias: Bias = field(default_factory=Bias)
+    """Of this one, against all of them."""
+    seen: int = 0
+    length: int = 0
+    """Of the longest match."""
+    tokens: tuple[int, ...] = ()
+    """What followed it."""
+    vain: int = 0
+    """Looks, and drafts that were wrong, since one was right."""
+    rest: int = 0
+    """Steps to come without a look."""
+
+    def learn(self, trials: Many[tuple[int, bool]]) -> None:
+        """(length of a match, whether it was right) of each."""
+        for length, right in trials:
+            kind = _kind(length)
+            self.bias.add(right, self.common[kind].chance(_EXPECTED[kind], _WEIGHT))
+            self.common[kind].add(right)
+
+    def chances(self, most: int) -> list[float]:
+        """How likely the first token is right, the first two are, and so on."""
+        each: dict[int, float] = {}
+        chance, found = 1.0, list[float]()
+        for length in range(self.length, self.length + min(len(self.tokens), most)):
+            kind = _kind(length)
+            if kind not in each:
+                common = self.common[kind].chance(_EXPECTED[kind], _WEIGHT)
+                each[kind] = self.bias.applied(common, _WEIGHT)
+            chance *= each[kind]
+            if chance < HOPELESS:
+                break
+            found.append(chance)
+        return found
 
 
 class NgramDrafter:
-    """One automaton for each sequence, and up to two for each tenant."""
+    """One line for each sequence, and up to two texts for each tenant.
+
+    Args:
+        texts: keeps them.
+    """
 
     name = "ngram"
     seconds = 0.0
     blind = False
 
-    def __init__(self) -> None:
-        self._lines: dict[int, _Line] = {}
-        self._recent: dict[str, list[SuffixAutomaton]] = {}
-        self._odds = tuple(Odds() for _ in _EXPECTED)
+    def __init__(self, texts: Texts) -> None:
+        self._texts = texts
+        self._followers: dict[int, _Follower] = {}
+        self._recent: dict[str, list[Text]] = {}
+        self._odds = tuple(tuple(Odds() for _ in _EXPECTED) for _ in (*_WARMTHS, None))
 
-    def follow(self, sequence: Sequence, most: int) -> int:
-        """Look at tokens that have arrived since."""
-        line = self._lines.get(sequence.id)
-        if line is None:
-            recent = self._recent.get(sequence.key, ())
-            line = self._lines[sequence.id] = _Line(others=[(text, (ROOT, 0)) for text in recent])
-        seen = len(line.own.text)
-        new = sequence.tokens(seen, min(sequence.values, seen + most)) if seen < sequence.values else ()
-        for offset, token in enumerate(new):
-            if seen + offset >= len(sequence.prompt):
-                self._judge(line, token)
-            line.own.extend(token)
-            line.others = [(text, text.follow(cursor, token)) for text, cursor in line.others]
-            line.match = _longest(line)
-        return len(new)
+    def look(self, sequences: Many[Sequence]) -> None:
+        """All in one call, at what has come since the last look."""
+        left, looks, looking = LOOKS, list[Look](), list[_Follower]()
+        for sequence in sequences:
+            follower = self._followers.get(sequence.id) or self._open(sequence)
+            if follower.rest:
+                follower.rest -= 1
+                continue
+            seen, new = follower.seen, min(sequence.values - follower.seen, left)
+            if new > 0:
+                left -= new
+                follower.seen = seen + new
+                silent = max(len(sequence.prompt) - seen, 0)
+                looks.append(Look(follower.line, sequence.tokens(seen, seen + new), silent))
+                looking.append(follower)
+        found = self._texts.follow(looks, SHORTEST, MOST_DRAFTS + IN_FLIGHT) if looks else ()
+        for follower, (follower.length, follower.tokens, trials) in zip(looking, found, strict=True):
+            follower.learn(trials)
+            follower.vain += 1
+            follower.rest = min(follower.vain // PATIENCE, LONGEST_REST)
 
     def guess(self, sequence: Sequence, most: int) -> Guess:
         """What followed the longest match, past the tokens in flight."""
-        line = self._lines.get(sequence.id)
-        if line is None or len(line.own.text) < sequence.values:
-            return NO_GUESS
-        length, place, text = line.match
-        if text is None:
+        follower = self._followers.get(sequence.id)
+        if follower is None or not follower.tokens or follower.seen < sequence.values:
             return NO_GUESS
         skip = sequence.pending
-        tokens = _continuation(text, place, skip + most, text is line.own)
-        kinds: dict[int, float] = {}
-        chance, chances = 1.0, []
-        for size in range(length, length + len(tokens)):
-            kind = _kind(size)
-            each = kinds.get(kind)
-            if each is None:
-                each = kinds[kind] = line.odds.chance(self._odds[kind].chance(_EXPECTED[kind], _WEIGHT), _WEIGHT)
-            chance *= each
-            if chance < HOPELESS:
-                break
-            chances.append(chance)
-        return Guess(tokens[skip : len(chances)], tuple(chances[skip:]))
+        chances = follower.chances(skip + most)
+        if len(chances) <= skip:
+            return NO_GUESS
+        sure = chances[skip - 1] if skip else 1.0
+        return Guess(follower.tokens[skip : len(chances)], tuple(chances[skip:]), sure)
 
     def verified(self, sequence: Sequence, asked: int, right: int) -> None:
-        """It judges its guesses by the tokens themselves."""
+        """It judges its guesses by the tokens themselves; here it learns whether looking was in vain."""
+        if follower := self._followers.get(sequence.id):
+            follower.vain = 0 if right else follower.vain + asked
+            follower.rest *= not right
 
     def took(self, tokens: int, seconds: float) -> None:
         """It has the machine room fill in nothing."""
 
     def forget(self, sequence: Sequence) -> None:
         """Its output is one of its tenant's recent ones now."""
-        line = self._lines.pop(sequence.id, None)
-        if line is None or not sequence.output:
+        if self._followers.pop(sequence.id, None) is None or not sequence.output:
             return
         recent = self._recent.pop(sequence.key, [])
         self._recent[sequence.key] = recent  # now the one met last
-        if not recent or len(recent[-1].text) > RECENT:
-            recent.append(SuffixAutomaton())
+        if not recent or len(recent[-1]) > RECENT:
+            recent.append(self._texts.text())
             del recent[:-2]
-        for token in (*sequence.output[-RECENT:], BREAK):
-            recent[-1].extend(token)
+        recent[-1].extend([*sequence.output[-RECENT:], BREAK])
         if len(self._recent) > TENANTS:
             del self._recent[next(iter(self._recent))]
 
     def check(self) -> None:
-        """Assert that texts are as large as they may be, and automata sound."""
-        for odds in self._odds:
-            odds.check()
+        """Assert that texts are as large as they may be, and sound."""
+        for kinds in self._odds:
+            for odds in kinds:
+                odds.check()
         for recent in self._recent.values():
             assert 1 <= len(recent) <= 2, "a tenant's recent outputs are in two halves"
             for text in recent:
                 text.check()
         assert len(self._recent) <= TENANTS, "outputs of too many tenants are kept"
-        for line in self._lines.values():
-            line.own.check()
-            line.odds.check()
+        for follower in self._followers.values():
+            assert len(follower.line) == follower.seen, "a line is not as long as what was looked at"
+            follower.line.check()
+            follower.bias.check()
 
-    def _judge(self, line: _Line, token: int) -> None:
-        """Whether the match foretold this token."""
-        length, place, text = line.match
-        if text is not None and place < len(text.text):
-            right = text.text[place] == token
-            line.odds.add(right)
-            self._odds[_kind(length)].add(right)
-
-
-def _longest(line: _Line) -> tuple[int, int, SuffixAutomaton | None]:
-    length, place = line.own.suffix()
-    text = line.own
-    for other, cursor in line.others:
-        if cursor[1] > length:
-            length, place, text = cursor[1], other.after(cursor), other
-    return (length, place, text) if length >= SHORTEST else (0, 0, None)
-
-
-def _continuation(text: SuffixAutomaton, place: int, most: int, repeats: bool) -> tuple[int, ...]:
-    """What follows a place; if the text's own end is reached and it `repeats`, the same again."""
-    tokens = text.text[place : place + most]
-    if repeats and tokens:
-        while len(tokens) < most:
-            tokens += tokens[: most - len(tokens)]
-    return tuple(tokens[: tokens.index(BREAK)] if BREAK in tokens else tokens)
+    def _open(self, sequence: Sequence) -> _Follower:
+        warmth = bisect_left(_WARMTHS, sequence.state.request.params.temperature)
+        line = self._texts.line(self._recent.get(sequence.key, ()))
+        follower = self._followers[sequence.id] = _Follower(line, self._odds[warmth])
+        return follower

@@ -1,7 +1,7 @@
 """`SuffixAutomaton`: where in a text its own end, or another text's, occurred before.
 
-Knows token ids only. Blumer et al. 1985, "The smallest automaton recognizing the subwords of a text": built online, in
-constant amortised time for each token, with at most two states for each.
+native/src/suffixes.h is held to it. Knows token ids only. Blumer et al. 1985, "The smallest automaton recognizing the
+subwords of a text": built online, in constant amortised time for each token, with at most two states for each.
 """
 
 from __future__ import annotations
