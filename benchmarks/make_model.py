@@ -1,7 +1,8 @@
-"""Write a Llama-shaped GGUF with random weights, for speed and memory measurements at sizes that nobody ships here.
+"""Write a GGUF of random weights, shaped as a Llama or a mixture, to measure speed and memory at any size.
 
     python benchmarks/make_model.py OUT.gguf                        # 1.24 G weights, as Llama 3.2 1B is shaped, q4_0
     python benchmarks/make_model.py OUT.gguf --shape tiny --mix q4_k_m --seed 7
+    python benchmarks/make_model.py OUT.gguf --shape olmoe --layers 4   # 64 experts, 8 of them for each token
 
 The blocks are drawn in their packed form (random codes, one f16 scale a block), so nothing is quantised, a 700 MB file
 takes seconds, and memory stays at a few chunks. Their size is chosen so that activations stay near one: a weight's
@@ -11,7 +12,8 @@ on any NumPy: only the raw words of PCG64 are used.
 
 Mixes: q4_0, q4_1 and q8_0 use that format for every matrix but the embedding, which is Q8_0; q4_k_m uses Q4_K and, as
 llama.cpp does, Q6_K for the embedding and for v and down in half of the layers. The embedding also projects to the
-vocabulary (tied). The tokenizer is byte-level BPE with 256 bytes, a few hundred merges and unused entries to fill up.
+vocabulary (tied), except in mixtures: these are OLMoEs, with an output matrix in the embedding's format and an f32
+router. The tokenizer is byte-level BPE with 256 bytes, a few hundred merges and unused entries to fill up.
 Layouts: the GGUF specification, version 3, and the block layouts of ggml. Needs NumPy alone.
 """
 
@@ -23,7 +25,7 @@ import math
 import struct
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -42,7 +44,7 @@ TEMPLATE = (
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of a Llama model; head size is width / heads."""
+    """The sizes of a Llama model, or, with experts, of an OLMoE; head size is width / heads."""
 
     layers: int
     width: int
@@ -51,12 +53,22 @@ class Shape:
     ffn: int
     vocab: int
     context: int
+    experts: int = 0
+    chosen: int = 0
+    """Experts for each token, of `ffn` each."""
+
+    @property
+    def architecture(self) -> str:
+        """As GGUF calls it."""
+        return "olmoe" if self.experts else "llama"
 
 
 SHAPES = {
     "1b": Shape(16, 2048, 32, 8, 8192, 128_256, 8192),
     "smollm2": Shape(30, 576, 9, 3, 1536, 49_152, 8192),
     "tiny": Shape(2, 256, 4, 2, 512, 1280, 1024),
+    "olmoe": Shape(16, 2048, 16, 16, 1024, 50_304, 4096, 64, 8),
+    "tiny-moe": Shape(2, 256, 4, 4, 256, 1280, 1024, 8, 2),
 }
 
 
@@ -84,6 +96,12 @@ def f32(words: Words, count: int, size: float) -> Bytes:
     """Norm weights: `size`, give or take a tenth. A block is one value."""
     values = size * (0.9 + words.bytes(count, 1) / 1275.0)
     return values.astype("<f4").view(np.uint8)
+
+
+def f32_matrix(words: Words, count: int, size: float) -> Bytes:
+    """A router's weights: sums of four bytes, nearly normal. A block is one value."""
+    values = (words.bytes(count, 4).sum(axis=1, dtype=np.int64) - 510) * (size / math.sqrt(4 * 5461.25))
+    return values.astype("<f4").view(np.uint8).reshape(count, 4)
 
 
 def q4_0(words: Words, count: int, size: float) -> Bytes:
@@ -142,6 +160,7 @@ class Format:
 
 FORMATS = {
     "f32": Format(0, 1, 4, f32),
+    "f32_matrix": Format(0, 1, 4, f32_matrix),
     "q4_0": Format(2, 32, 18, q4_0),
     "q4_1": Format(3, 32, 20, q4_1),
     "q8_0": Format(8, 32, 34, q8_0),
@@ -177,14 +196,15 @@ def tensors(shape: Shape, mix: str) -> Iterator[Tensor]:
     head = shape.width // shape.heads
     residual = 1.0 / math.sqrt(2 * shape.layers)
 
-    def matrix(name: str, kind: str, inputs: int, outputs: int, gain: float = 1.0) -> Tensor:
-        return Tensor(name + ".weight", FORMATS[kind], (inputs, outputs), gain / math.sqrt(inputs))
+    def matrix(name: str, kind: str, inputs: int, outputs: int, gain: float = 1.0, *experts: int) -> Tensor:
+        return Tensor(name + ".weight", FORMATS[kind], (inputs, outputs, *experts), gain / math.sqrt(inputs))
 
     def vector(name: str) -> Tensor:
         return Tensor(name + ".weight", FORMATS["f32"], (shape.width,), 1.0)
 
     # twice the size: logits with a deviation of two, so that next-token distributions have a shape
-    yield matrix("token_embd", "q6_k" if mix == "q4_k_m" else "q8_0", shape.width, shape.vocab, 2.0)
+    outer = "q6_k" if mix == "q4_k_m" else "q8_0"
+    yield matrix("token_embd", outer, shape.width, shape.vocab, 2.0)
     for i in range(shape.layers):
         at = f"blk.{i}."
         eighth = shape.layers // 8
@@ -195,10 +215,17 @@ def tensors(shape: Shape, mix: str) -> Iterator[Tensor]:
         yield matrix(at + "attn_v", rich, shape.width, shape.kv_heads * head)
         yield matrix(at + "attn_output", usual, shape.heads * head, shape.width, residual)
         yield vector(at + "ffn_norm")
-        yield matrix(at + "ffn_gate", usual, shape.width, shape.ffn)
-        yield matrix(at + "ffn_up", usual, shape.width, shape.ffn)
-        yield matrix(at + "ffn_down", rich, shape.ffn, shape.width, residual)
+        each, which = ((shape.experts,), "_exps") if shape.experts else ((), "")
+        if shape.experts:
+            yield vector(at + "attn_q_norm")
+            yield vector(at + "attn_k_norm")
+            yield matrix(at + "ffn_gate_inp", "f32_matrix", shape.width, shape.experts)
+        yield matrix(f"{at}ffn_gate{which}", usual, shape.width, shape.ffn, 1.0, *each)
+        yield matrix(f"{at}ffn_up{which}", usual, shape.width, shape.ffn, 1.0, *each)
+        yield matrix(f"{at}ffn_down{which}", rich, shape.ffn, shape.width, residual, *each)
     yield vector("output_norm")
+    if shape.experts:
+        yield matrix("output", outer, shape.width, shape.vocab, 2.0)
 
 
 def alphabet() -> list[str]:
@@ -226,21 +253,24 @@ def vocabulary(size: int) -> tuple[list[str], list[int], list[str]]:
 def metadata(shape: Shape, mix: str, name: str) -> dict[str, Any]:
     """The key-value part of the file."""
     tokens, kinds, merges = vocabulary(shape.vocab)
+    name_of = shape.architecture
+    mixture = {f"{name_of}.expert_count": shape.experts, f"{name_of}.expert_used_count": shape.chosen}
     return {
-        "general.architecture": "llama",
+        "general.architecture": name_of,
         "general.name": name,
         "general.file_type": MIXES[mix],
         "general.quantization_version": 2,
-        "llama.block_count": shape.layers,
-        "llama.context_length": shape.context,
-        "llama.embedding_length": shape.width,
-        "llama.feed_forward_length": shape.ffn,
-        "llama.attention.head_count": shape.heads,
-        "llama.attention.head_count_kv": shape.kv_heads,
-        "llama.attention.layer_norm_rms_epsilon": 1e-5,
-        "llama.rope.dimension_count": shape.width // shape.heads,
-        "llama.rope.freq_base": 500_000.0,
-        "llama.vocab_size": shape.vocab,
+        f"{name_of}.block_count": shape.layers,
+        f"{name_of}.context_length": shape.context,
+        f"{name_of}.embedding_length": shape.width,
+        f"{name_of}.feed_forward_length": shape.ffn,
+        f"{name_of}.attention.head_count": shape.heads,
+        f"{name_of}.attention.head_count_kv": shape.kv_heads,
+        f"{name_of}.attention.layer_norm_rms_epsilon": 1e-5,
+        f"{name_of}.rope.dimension_count": shape.width // shape.heads,
+        f"{name_of}.rope.freq_base": 500_000.0,
+        f"{name_of}.vocab_size": shape.vocab,
+        **(mixture if shape.experts else {}),
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "smollm",
         "tokenizer.ggml.tokens": tokens,
@@ -328,10 +358,12 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--shape", choices=sorted(SHAPES), default="1b")
     parser.add_argument("--mix", choices=sorted(MIXES), default="q4_0")
+    parser.add_argument("--layers", type=int, help="other than the shape's, so that a large one fits into memory")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    name = f"random llama {args.shape} {args.mix} seed {args.seed}"
-    print(json.dumps(make(args.out, SHAPES[args.shape], args.mix, args.seed, name)))
+    shape = SHAPES[args.shape] if args.layers is None else replace(SHAPES[args.shape], layers=args.layers)
+    name = f"random {shape.architecture} {args.shape} {args.mix} seed {args.seed}"
+    print(json.dumps(make(args.out, shape, args.mix, args.seed, name)))
 
 
 if __name__ == "__main__":

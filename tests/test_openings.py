@@ -11,6 +11,7 @@ import pytest
 from pagoda import LLM, InvalidConfig, SamplingParams
 from pagoda.explain import explain_prefix
 from pagoda.openings import read_openings
+from pagoda.plan import Capacity
 from pagoda.types import CacheCause, CacheExplanation
 from server.fakes import ByteTokenizer
 from tiny import tiny_model
@@ -105,7 +106,9 @@ def test_hostile_lines(model: str, tmp_path: Path, line: str) -> None:
 
 def test_long_prompts_are_cut_in_explanations() -> None:
     prompt = ByteTokenizer().encode_prompt("a" * 100 + "b" * 100)
-    why = explain_prefix(ByteTokenizer(), prompt, CacheExplanation(100, CacheCause.DIFFERENT, tuple(b"cd")), 16, 2, 0.5)
+    pages_of = Capacity((9, 9), 16, 512, 256, "any", windows=(None, 40)).pages_of
+    cache = CacheExplanation(100, CacheCause.DIFFERENT, tuple(b"cd"))
+    why = explain_prefix(ByteTokenizer(), prompt, cache, pages_of, 0.5)
     assert why.prompt == "..." + "a" * 48 + "|" + "b" * 12 + "..."
     assert why.kept == "..." + "a" * 48 + "|cd"
-    assert (why.pages, why.saved_s, why.matched_characters) == (14, 50.0, 100)
+    assert (why.pages, why.saved_s, why.matched_characters) == (7 + 4, 50.0, 100)

@@ -237,7 +237,9 @@ NB_MODULE(_native, m) {
       .def("bandwidth", &ReadBuffer::bandwidth, "pool"_a, "isa"_a, "seconds"_a, nb::call_guard<nb::gil_scoped_release>());
   m.def("multiply_adds", &multiply_adds, "pool"_a, "isa"_a, "kind"_a, "seconds"_a, nb::call_guard<nb::gil_scoped_release>());
 
-  nb::class_<Weight>(m, "Weight").def_prop_ro("bytes", &Weight::bytes);
+  nb::class_<Weight>(m, "Weight")
+      .def_prop_ro("bytes", &Weight::bytes)
+      .def_prop_ro("address", [](const Weight& w) { return uintptr_t(w.packed().data); });
   m.def("packed_bytes", &packed_bytes, "format"_a, "n"_a, "k"_a, "Bytes of a matrix [n, k] once it is packed.");
   nb::exception<ReadFailed>(m, "ReadFailed", PyExc_OSError);
   m.def("pack", &pack_matrices, "pool"_a, "matrices"_a);
@@ -292,12 +294,12 @@ NB_MODULE(_native, m) {
   nb::class_<Program>(m, "Program")
       .def(
           nb::new_([](const std::string& isa, const std::vector<InstructionTuple>& instructions,
-             const std::vector<std::tuple<bool, int, int>>& buffers, std::vector<std::shared_ptr<Weight>> weights,
+             const std::vector<std::tuple<bool, int, int, int, int>>& buffers, std::vector<std::shared_ptr<Weight>> weights,
              const std::vector<Floats>& vectors, const std::vector<std::tuple<Floats, Floats, int, bool>>& ropes, int logits) {
             std::vector<Instruction> list;
             for (const auto& [op, in, out, w, whole, real, text] : instructions) list.push_back({Op(op), in, out, w, whole, real, text});
             std::vector<BufferShape> shapes;
-            for (const auto& [sampled, integer, width] : buffers) shapes.push_back({sampled, integer, width});
+            for (const auto& [sampled, integer, width, chosen, experts] : buffers) shapes.push_back({sampled, integer, width, chosen, experts});
             std::vector<std::vector<float>> v;
             for (const auto& x : vectors) v.push_back(copied(x));
             std::vector<RopeAngles> r;

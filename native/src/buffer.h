@@ -14,6 +14,13 @@ struct BufferShape {
   bool sampled;    // rows of class S, else R
   int integer;     // bytes of a number in blocks of 32, or 0: f32
   int width;
+  int chosen = 0;   // of a mixture: experts of a row, each of which has a row of its own here; 0: no such rows
+  int experts = 0;  // from which they are chosen: the rows of each begin a panel
+  // Rows to have memory for, if the step has `rows`.
+  size_t most(size_t rows) const {
+    const size_t routed = rows * size_t(chosen);
+    return chosen ? routed + size_t(kPanel - 1) * std::min(routed, size_t(experts)) : rows;
+  }
 };
 
 // Memory that begins a cache line, so that no load of a vector straddles two.

@@ -35,10 +35,14 @@ void commit(uint8_t* p, size_t bytes, Pool* pool) {
 
 }  // namespace
 
-KVStore::KVStore(std::vector<GroupShape> groups, int slots, KVFormat format, Pool* pool) : groups_(std::move(groups)) {
+KVStore::KVStore(std::vector<GroupShape> groups, int slots, KVFormat format, Pool* pool) : groups_(std::move(groups)), slots_(slots) {
   if (slots < 1 || slots & (slots - 1)) throw std::invalid_argument("a page has a number of slots that is a power of two");
   for (const auto& g : groups_) {
     if (format >= KVFormat::Int8 && g.dim > kHeadMax) throw std::invalid_argument("a head is too wide for keys as integers");
+    if (!g.layers) {
+      layers_.emplace_back();
+      continue;
+    }
     KVPages kv = KVPages::layout(format, g.heads, g.dim, slots);
     const size_t layer_bytes = kv.page_bytes * size_t(g.pages), bytes = layer_bytes * size_t(g.layers);
     // Committed now: running out later would be a signal, not an error.

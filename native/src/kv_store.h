@@ -9,6 +9,7 @@
 
 namespace pagoda {
 
+// Without layers, a group's pages are numbers only.
 struct GroupShape {
   int layers, heads, dim, pages;
 };
@@ -21,6 +22,7 @@ class KVStore : public std::enable_shared_from_this<KVStore> {
   const KVPages& layer(int group, int layer) const { return layers_.at(size_t(group)).at(size_t(layer)); }
   int pages(int group) const { return groups_.at(size_t(group)).pages; }
   int groups() const { return int(groups_.size()); }
+  int slots() const { return slots_; }  // of a page
   size_t bytes() const { return bytes_; }
   // The first `slots` slots of a page to another, in every layer.
   void copy(int group, int source, int target, int slots);
@@ -37,6 +39,7 @@ class KVStore : public std::enable_shared_from_this<KVStore> {
     void operator()(uint8_t* p) const;
   };
   std::vector<GroupShape> groups_;
+  int slots_;
   std::vector<std::vector<KVPages>> layers_;
   std::vector<std::unique_ptr<uint8_t, Unmap>> memory_;
   size_t bytes_ = 0;

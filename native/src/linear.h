@@ -219,13 +219,14 @@ __attribute__((noinline)) void packed_rows(const Strip<F>& strip, const Strip<F>
   out.template save<MR>(chains);
 }
 
-// kRows rows within a panel, `count` blocks from `at` on, unpacked at `blocks`. Unless they are the first, chains go on from `out`.
+// kRows rows within a panel, `count` blocks from `at` on, unpacked at `blocks`. Unless they are the first, chains go on from `so_far`.
 template <class K, class A>
-__attribute__((noinline)) void unpacked_rows(const uint8_t* blocks, int count, bool first, const Quantized& x, size_t at, const Ahead& ahead, Rows out) {
+__attribute__((noinline)) void unpacked_rows(const uint8_t* blocks, int count, bool first, const Quantized& x, size_t at, const Ahead& ahead,
+                                             Rows so_far, Rows out) {
   using Block = UnpackedBlock<K, A>;
   Floats chains[kRows][kAcross];
   clear<kRows>(chains);
-  if (!first) out.template load<kRows>(chains);
+  if (!first) so_far.template load<kRows>(chains);
   for (int i = 0; i < count; i++, at += kPanel, blocks += Block::bytes) {
     ahead.fetch(i);
     set_aside<kRows>(chains);
@@ -236,21 +237,28 @@ __attribute__((noinline)) void unpacked_rows(const uint8_t* blocks, int count, b
 
 // Blocks that are unpacked together: a multiple of what any head serves; they stay in the first-level cache.
 constexpr int kRun = 8;
+// Rows whose chains lie between runs in the first-level cache too. In the output they would not: its rows are often a power of
+// two of bytes apart, and then share a few sets of every cache.
+constexpr int kAside = 128;
 
-// Many rows, a multiple of kRows: a run of blocks is unpacked once for all of them.
+// Many rows, a multiple of kRows: a run of blocks is unpacked once for kAside of them.
 template <class F, class A>
 __attribute__((noinline)) void many_rows(const Strip<F>& strip, const Strip<F>* next, int nb, const Quantized& x, int row0, int rows, Rows out) {
   using K = UnpackedKindOf<F, A>;
   alignas(64) uint8_t blocks[kRun * UnpackedBlock<K, A>::bytes];
-  for (int b = 0; b < nb; b += kRun) {
-    const int count = nb - b < kRun ? nb - b : kRun, after = nb - b - count;
-    for (int i = 0; i < count; i += F::Scales::blocks) unpack<F, A>(strip, b + i, blocks + i * UnpackedBlock<K, A>::bytes);
-    Ahead ahead = after ? Ahead(strip, b + kRun, after) : next ? Ahead(*next, 0, nb) : Ahead();
-    for (int r = 0; r < rows; r += kRows) {
-      unpacked_rows<K, A>(blocks, count, b == 0, x, Quantized::at(row0 + r, nb, b), ahead, out.from(r));
-      ahead.count = 0;
+  alignas(64) float chains[kAside * kStrip];
+  const Rows aside{chains, kStrip};
+  for (int from = 0; from < rows; from += kAside)
+    for (int b = 0; b < nb; b += kRun) {
+      const int count = nb - b < kRun ? nb - b : kRun, after = nb - b - count;
+      for (int i = 0; i < count; i += F::Scales::blocks) unpack<F, A>(strip, b + i, blocks + i * UnpackedBlock<K, A>::bytes);
+      Ahead ahead = after ? Ahead(strip, b + kRun, after) : next ? Ahead(*next, 0, nb) : Ahead();
+      for (int r = 0; r < kAside && from + r < rows; r += kRows) {
+        unpacked_rows<K, A>(blocks, count, b == 0, x, Quantized::at(row0 + from + r, nb, b), ahead, aside.from(r),
+                            after ? aside.from(r) : out.from(from + r));
+        ahead.count = 0;
+      }
     }
-  }
 }
 constexpr int kUnpackRows = 2 * kRows + 1;  // rows from which that pays
 

@@ -68,26 +68,32 @@ void pack_eight_bit_floats(const uint8_t* raw, int rows, int k, uint8_t* tile) {
     }
 }
 
-void eight_bit_row(const Packed& w, int v, float* out) {
+void eight_bit_row(const Packed& w, int v, int from, int count, float* out) {
   const uint8_t* tile = w.tile(v / kTile);
   const float* scales = (const float*)(tile + size_t(w.k) * kTile);
-  for (int i = 0; i < w.k; i++) {
+  for (int i = from; i < from + count; i++) {
     const uint8_t a = tile[i * kTile + v % kTile];
     const float d = scales[i / kBlock * kTile + v % kTile];
-    out[i] = w.format == Format::F8_E4M3 ? f16_to_f32(e4m3_bits(a)) * (d * kE4M3) : f16_to_f32(e5m2_bits(a)) * d;
+    out[i - from] = w.format == Format::F8_E4M3 ? f16_to_f32(e4m3_bits(a)) * (d * kE4M3) : f16_to_f32(e5m2_bits(a)) * d;
   }
 }
 
 template <class F>
-void quantized_row(const Packed& w, int v, float* out) {
+void quantized_row(const Packed& w, int v, int from, int count, float* out) {
   const TileView<F> view(w, v / kTile);
-  for (int b = 0; b < w.blocks(); b++) dequantise<F>(view, b, v % kTile, out + b * kBlock);
+  for (int i = from, end = from + count; i < end;) {
+    float block[kBlock];
+    dequantise<F>(view, i / kBlock, v % kTile, block);
+    const int some = std::min(end - i, kBlock - i % kBlock);
+    std::memcpy(out + (i - from), block + i % kBlock, size_t(some) * sizeof(float));
+    i += some;
+  }
 }
 
-void dense_row(const Packed& w, int v, float* out) {
+void dense_row(const Packed& w, int v, int from, int count, float* out) {
   const uint8_t* tile = w.tile(v / kTile);
-  for (int i = 0; i < w.k; i++) {
-    const size_t at = size_t(i) * kTile + size_t(v % kTile);
+  for (int i = 0; i < count; i++) {
+    const size_t at = size_t(from + i) * kTile + size_t(v % kTile);
     if (w.format == Format::F32)
       out[i] = ((const float*)tile)[at];
     else if (w.format == Format::F16)
@@ -219,10 +225,10 @@ Weight::Weight(Pool& pool, Format format, int n, int k, const uint8_t* raw) : pa
   fill(pool, {{format, n, k, raw, -1, 0}}, {packed_});
 }
 
-void Weight::row(int v, float* out) const {
-  if (dense_bytes(packed_.format)) return dense_row(packed_, v, out);
-  if (eight_bit_floats(packed_.format)) return eight_bit_row(packed_, v, out);
-  with_layout(packed_.format, [&](auto layout) { quantized_row<decltype(layout)>(packed_, v, out); });
+void Weight::row(int v, int from, int count, float* out) const {
+  if (dense_bytes(packed_.format)) return dense_row(packed_, v, from, count, out);
+  if (eight_bit_floats(packed_.format)) return eight_bit_row(packed_, v, from, count, out);
+  with_layout(packed_.format, [&](auto layout) { quantized_row<decltype(layout)>(packed_, v, from, count, out); });
 }
 
 }  // namespace pagoda

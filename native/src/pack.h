@@ -28,7 +28,9 @@ class Weight : public std::enable_shared_from_this<Weight> {
   const Packed& packed() const { return packed_; }
   size_t bytes() const { return size_t(packed_.tiles()) * packed_.tile_bytes; }
   // Row v of the matrix in f32, as the file defines its numbers.
-  void row(int v, float* out) const;
+  void row(int v, float* out) const { row(v, 0, packed_.k, out); }
+  // Its numbers [from, from + count) alone.
+  void row(int v, int from, int count, float* out) const;
 
  private:
   std::shared_ptr<const uint8_t> memory_;

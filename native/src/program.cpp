@@ -20,6 +20,7 @@ Program::Program(const Kernels& kernels, std::vector<Instruction> instructions, 
       ropes_(std::move(ropes)),
       logits_(logits),
       buffers_(shapes_.size()) {
+  std::set<int> stored;
   for (const auto& i : instructions_) {
     if (i.op == Op::Permute) {
       const int width = shapes_.at(size_t(i.in.at(0))).width;
@@ -27,11 +28,14 @@ Program::Program(const Kernels& kernels, std::vector<Instruction> instructions, 
       for (const int column : i.whole) require(column >= 0 && column < width, "a permutation names a column that there is not");
     }
     if (i.op == Op::Embed) vocabulary_ = weights_.at(size_t(i.weights.at(0)))->packed().n;
+    if (i.op == Op::Store) stored.insert(i.whole.at(0));
+    if (i.op == Op::RopeStore) stored.insert(i.whole.at(1));
     if (i.op != Op::Attend) continue;
     const int window = i.whole.at(2);
     const auto [known, added] = windows_.try_emplace(i.whole.at(0), window);
     if (!added) known->second = window && known->second ? std::max(window, known->second) : 0;
   }
+  for (const int group : stored) windows_.try_emplace(group, 0);
 }
 
 void Program::check_rows(const Step& step) const {
@@ -101,23 +105,24 @@ void Program::check_tables(const Step& step, const KVStore& kv) const {
     const auto& table = step.tables[size_t(g)];
     require(table.pages.size() == size_t(step.sequences.back() + 1) * size_t(table.width), "a page table has the wrong size");
     const auto found = windows_.find(g);
-    const int window = found == windows_.end() ? 0 : found->second;
+    if (found == windows_.end()) continue;  // no layer of this program has keys there
+    const int window = found->second;
     for (size_t r = 0, first = 0; r < rows; r++) {
       if (step.sequences[r] != step.sequences[first]) first = r;
       if (r + 1 < rows && step.sequences[r + 1] == step.sequences[r]) continue;
-      const int slots = kv.layer(g, 0).slots, used = step.positions[r] / slots + 1;
+      const int slots = kv.slots(), used = step.positions[r] / slots + 1;
       require(used <= table.width, "a page table is too short for its positions");
       for (int p = first_seen(step.positions[first], window) / slots; p < used; p++) {
         const int page = table.pages[size_t(step.sequences[r]) * size_t(table.width) + size_t(p)];
         require(page >= 0 && page < kv.pages(g), "a page number is out of range");
       }
     }
-    if (!step.parents.empty()) check_shared(step, table, kv.pages(g), kv.layer(g, 0).slots);
+    if (!step.parents.empty()) check_shared(step, table, kv.pages(g), kv.slots());
   }
   for (const auto& c : step.copies) {
     require(c.group >= 0 && c.group < kv.groups(), "a page copy names a group that is not there");
     require(std::min(c.source, c.target) >= 0 && std::max(c.source, c.target) < kv.pages(c.group), "a page copy is out of range");
-    require(c.slots >= 0 && c.slots <= kv.layer(c.group, 0).slots, "a page copy is longer than a page");
+    require(c.slots >= 0 && c.slots <= kv.slots(), "a page copy is longer than a page");
   }
 }
 

@@ -35,9 +35,11 @@ enum class Op : int {
   Scale,     // x -> y          real 0: factor
   SoftCap,   // x -> y          real 0: cap
   Route,     // scores -> the chosen experts' numbers, then their weights, best first    whole: how many, rule (1: softmax over all)
-  Experts,   // x or [q], routes -> y [chosen, n]     weights: of each expert, then one of biases?; whole: experts, chosen, whether
-             //                 x has a part for each chosen one
-  Combine,   // y [chosen, n], routes -> z            the sum of the parts, weighed
+  Group,     // routes ->       whole: experts, chosen. From here on each row has a routed row for each of its experts, and those of
+             //                 one expert lie together (routed.h)
+  Gather,    // x or [q] -> the same in routed rows
+  Experts,   // x or [q] -> y.. all in routed rows    weights: for each y those of all experts, then one of biases each?; whole: experts
+  Combine,   // y of routed rows, routes -> z         the sum of a row's routed rows, weighed, best first
   Permute,   // x -> y          whole: for each column of y, the column of x that it is
 };
 
@@ -105,7 +107,7 @@ class Program : public std::enable_shared_from_this<Program> {
   std::vector<RopeAngles> ropes_;
   int logits_;  // the buffer that sampling reads; -1 if none
   int vocabulary_ = 0;
-  std::map<int, int> windows_;   // of each KV group: the widest of its layers', 0 if one has none
+  std::map<int, int> windows_;   // of each KV group that layers of it attend to: the widest of their windows, 0 if one has none
   std::vector<Buffer> buffers_;  // grown as steps need; steps run one at a time
 };
 

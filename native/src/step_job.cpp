@@ -14,10 +14,9 @@ constexpr size_t kTileBytes = 32 * 1024;  // weights that one tile of work strea
 constexpr int kTilesPerThread = 4;        // of a row-wise instruction, so that none waits long
 constexpr int kLeastNumbers = 2048;       // of such a tile: with less, meeting takes longer than the work
 
-int parts(int n, int per) { return (n + per - 1) / per; }
-int columns_per_tile(const Packed& w) { return std::max(2, int(kTileBytes / w.tile_bytes) / 2 * 2); }  // kernels take them in pairs
-
 }  // namespace
+
+int columns_per_tile(const Packed& w) { return std::max(2, int(kTileBytes / w.tile_bytes) / 2 * 2); }  // kernels take them in pairs
 
 StepJob::StepJob(std::shared_ptr<Program> program, std::shared_ptr<KVStore> kv, std::shared_ptr<Slots> slots, Step step, int threads)
     : program_(std::move(program)),
@@ -29,7 +28,10 @@ StepJob::StepJob(std::shared_ptr<Program> program, std::shared_ptr<KVStore> kv, 
 
 float* StepJob::row(int b, int r) const { return buffer(b).x + size_t(r) * size_t(shape(b).width); }
 
-int StepJob::rows(int b) const { return int(shape(b).sampled ? step_.sampled.size() : step_.positions.size()); }
+int StepJob::rows(int b) const {
+  const size_t rows = shape(b).sampled ? step_.sampled.size() : step_.positions.size();
+  return int(shape(b).chosen ? rows * size_t(shape(b).chosen) : rows);
+}
 
 // Query heads to a key-value head.
 int StepJob::queries(const Instruction& i) const {
@@ -44,8 +46,11 @@ void StepJob::begin() {
   for (const auto& c : step_.copies) kv_->copy(c.group, c.source, c.target, c.slots);
   for (size_t r = 0; r < step_.ids.size(); r++)
     if (step_.ids[r] < 0) step_.ids[r] = known_by_now(step_.ids[r], size_t(step_.sequences[r]));
-  for (size_t b = 0; b < program_->shapes_.size(); b++)
-    program_->buffers_[b].reserve(program_->shapes_[b], size_t(std::max(rows(int(b)), 1)));
+  for (size_t b = 0; b < program_->shapes_.size(); b++) {
+    const BufferShape& shape = program_->shapes_[b];
+    const size_t rows = shape.sampled ? step_.sampled.size() : step_.positions.size();
+    program_->buffers_[b].reserve(shape, shape.most(std::max(rows, size_t(1))));
+  }
   for (const auto& i : program_->instructions_) {
     if (i.op != Op::Attend) continue;
     const KVPages& kv = kv_->layer(i.whole[0], i.whole[1]);
@@ -81,34 +86,30 @@ std::vector<int> StepJob::stages() {
 
 // --- from stages and tiles to instructions and rows --------------------------------------------------------------------------
 
-int StepJob::rows_of(const Instruction& i) const {
-  switch (i.op) {
-    case Op::Norm:
-    case Op::Act: return rows(i.in[0]);
-    case Op::Store: return int(step_.positions.size());
-    default: return rows(i.out[0]);
-  }
-}
+// The value whose rows a row-wise instruction goes through.
+int StepJob::through(const Instruction& i) const { return i.op == Op::Norm || i.op == Op::Act ? i.in[0] : i.out[0]; }
+
+int StepJob::rows_of(const Instruction& i) const { return i.op == Op::Store ? int(step_.positions.size()) : rows(through(i)); }
 
 int StepJob::rows_per_tile(const Instruction& i, int rows) const {
   const int width = shape(i.in.empty() ? i.out[0] : i.in[0]).width;
   return std::max({1, kLeastNumbers / width, rows / (threads_ * kTilesPerThread)});
 }
 
+int StepJob::matrix_tiles(int weight) const {
+  const Packed& p = program_->weights_[size_t(weight)]->packed();
+  return parts(p.tiles(), columns_per_tile(p));
+}
+
 int StepJob::tiles(const Instruction& i) {
   switch (i.op) {
     case Op::Linear: {
       int count = 0;
-      for (const int w : i.weights) {
-        const Packed& p = program_->weights_[size_t(w)]->packed();
-        count += parts(p.tiles(), columns_per_tile(p));
-      }
+      for (const int w : i.weights) count += matrix_tiles(w);
       return rows(i.out[0]) ? count : 0;
     }
-    case Op::Experts: {
-      const Packed& p = program_->weights_[size_t(i.weights[0])]->packed();
-      return i.whole[0] * parts(p.tiles(), columns_per_tile(p));
-    }
+    case Op::Group: return 1;
+    case Op::Experts: return std::min(i.whole[0], rows(i.in[0])) * expert_tiles(i);  // as many as may be active
     case Op::Attend: return int(plan(i).tasks().size());
     case Op::Merge: return int(plan(i).splits().size());
     case Op::Output: return step_.outputs ? 1 : 0;
@@ -138,13 +139,15 @@ void StepJob::run_tile(int stage, int tile, int worker) {
   const Instruction& i = program_->instructions_[size_t(stage)];
   switch (i.op) {
     case Op::Linear: return linear(i, tile);
+    case Op::Group: return group(i);
     case Op::Experts: return experts(i, tile);
     case Op::Attend: return attend(i, tile, worker);
     case Op::Merge: return merge(i, tile);
     case Op::Output: return output(i);
     default: {
       const int n = rows_of(i), per = rows_per_tile(i, n);
-      for (int r = tile * per; r < std::min(n, (tile + 1) * per); r++) run_row(i, r, worker);
+      const bool routed = i.op != Op::Store && i.op != Op::Gather && shape(through(i)).chosen;
+      for (int r = tile * per; r < std::min(n, (tile + 1) * per); r++) run_row(i, routed ? routed_.place(r) : r, worker);
     }
   }
 }
@@ -163,6 +166,7 @@ void StepJob::run_row(const Instruction& i, int r, int worker) {
     case Op::Scale: return k.scale(row(i.in[0], r), i.real[0], shape(i.out[0]).width, row(i.out[0], r));
     case Op::SoftCap: return k.soft_cap(row(i.in[0], r), i.real[0], shape(i.out[0]).width, row(i.out[0], r));
     case Op::Route: return k.route(row(i.in[0], r), shape(i.in[0]).width, i.whole[0], i.whole[1] == 1, row(i.out[0], r));
+    case Op::Gather: return gather(i, r);
     case Op::Combine: return combine(i, r);
     case Op::Permute: return permute(i, r);
     case Op::Norm: return norm(i, r, worker);
@@ -255,48 +259,10 @@ void StepJob::linear(const Instruction& i, int tile) {
   }
 }
 
-// Some columns of one expert, for the rows that are sent to it, one by one: weights stay at hand from row to row.
-void StepJob::experts(const Instruction& i, int tile) {
-  const int count = i.whole[0], chosen = i.whole[1];
-  const Packed& first = program_->weights_[size_t(i.weights[0])]->packed();
-  const int per = columns_per_tile(first), each = parts(first.tiles(), per), expert = tile / each, from = tile % each * per;
-  const Packed& w = program_->weights_[size_t(i.weights[size_t(expert)])]->packed();
-  const bool biased = int(i.weights.size()) > count;
-  std::vector<float> bias;
-  const Buffer& in = buffer(i.in[0]);
-  const int width = shape(i.in[0]).width, n = rows(i.out[0]);
-  for (int r = 0; r < n; r++) {
-    const float* routes = row(i.in[1], r);
-    for (int j = 0; j < chosen; j++) {
-      if (int(routes[j]) != expert) continue;
-      float* out = row(i.out[0], r) + size_t(j) * size_t(w.n);
-      const int part = i.whole[2] ? j * w.k : 0;
-      const size_t at = shape(i.in[0]).integer ? Quantized::at(r, width / kBlock, part / kBlock) : 0;
-      const Quantized x{in.q.bytes, in.q.q + at * size_t(kBlock * in.q.bytes), in.q.d + at, in.q.s + at, in.q.neg8 + at, in.q.neg8_first + at};
-      const int last = std::min(w.tiles(), from + per);
-      shape(i.in[0]).integer ? program_->kernels_.linear_int(w, from, last - from, x, 0, 1, out, size_t(w.n))
-                             : program_->kernels_.linear_f32(w, from, last - from, row(i.in[0], r) + part, 0, 1, out, size_t(w.n));
-      if (!biased) continue;
-      if (bias.empty()) {
-        bias.resize(size_t(w.n));
-        program_->weights_[size_t(i.weights[size_t(count)])]->row(expert, bias.data());
-      }
-      const int a = from * kTile, b = std::min(w.n, last * kTile);
-      program_->kernels_.add_to(out + a, bias.data() + a, b - a);
-    }
-  }
-}
-
 void StepJob::permute(const Instruction& i, int r) {
   const float* x = row(i.in[0], r);
   float* y = row(i.out[0], r);
   for (size_t j = 0; j < i.whole.size(); j++) y[j] = x[i.whole[j]];
-}
-
-void StepJob::combine(const Instruction& i, int r) {
-  const int n = shape(i.out[0]).width, chosen = shape(i.in[1]).width / 2;
-  for (int j = 0; j < chosen; j++)
-    program_->kernels_.weigh(row(i.in[0], r) + size_t(j) * size_t(n), row(i.in[1], r)[chosen + j], n, j == 0, row(i.out[0], r));
 }
 
 void StepJob::attend(const Instruction& i, int tile, int worker) {

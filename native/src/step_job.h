@@ -10,8 +10,13 @@
 
 #include "attention_plan.h"
 #include "program.h"
+#include "routed.h"
 
 namespace pagoda {
+
+// Work of a matrix is shared out by so many tiles of 16 columns.
+int columns_per_tile(const Packed& w);
+inline int parts(int n, int per) { return (n + per - 1) / per; }
 
 class StepJob : public Job {
  public:
@@ -38,6 +43,9 @@ class StepJob : public Job {
   void begin();
   int32_t known_by_now(int32_t id, size_t sequence) const;
   int tiles(const Instruction& i);
+  int matrix_tiles(int weight) const;
+  int expert_tiles(const Instruction& i) const;
+  int through(const Instruction& i) const;
   int rows_of(const Instruction& i) const;
   int rows_per_tile(const Instruction& i, int rows) const;
   // One row of a row-wise instruction.
@@ -49,6 +57,9 @@ class StepJob : public Job {
   // One tile of the others.
   void linear(const Instruction& i, int tile);
   void experts(const Instruction& i, int tile);
+  void group(const Instruction& i);
+  // The n-th routed row.
+  void gather(const Instruction& i, int n);
   void combine(const Instruction& i, int r);
   void permute(const Instruction& i, int r);
   void attend(const Instruction& i, int tile, int worker);
@@ -66,6 +77,7 @@ class StepJob : public Job {
   Step step_;
   int threads_;
   std::map<std::pair<int, int>, AttentionPlan> attention_;  // by KV group and window
+  Routed routed_;                            // of the mixture that is being computed
   std::vector<Aligned> scratch_;             // per worker
   std::map<std::string, std::vector<float>> outputs_;
   std::map<std::string, int> widths_;

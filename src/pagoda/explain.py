@@ -6,7 +6,7 @@ text shown is the request's own prompt, or what its tenant itself has kept.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -60,8 +60,7 @@ def explain_prefix(
     tokenizer: TokenBytes,
     prompt: Sequence[int],
     cache: CacheExplanation,
-    page_size: int,
-    groups: int = 1,
+    pages_of: Callable[[int, int], tuple[int, ...]],
     prompt_token_s: float | None = None,
 ) -> PrefixExplanation:
     """Explain one request's match.
@@ -70,8 +69,7 @@ def explain_prefix(
         tokenizer: the model's.
         prompt: the request's token ids.
         cache: what the engine says of it.
-        page_size: token slots of a page.
-        groups: KV groups.
+        pages_of: `Capacity.pages_of` of the engine.
         prompt_token_s: seconds per token of a prompt, if known.
     """
     at = cache.matched
@@ -83,7 +81,7 @@ def explain_prefix(
         prompt_tokens=len(prompt),
         matched_tokens=at,
         matched_characters=len(b"".join(map(tokenizer.token_bytes, prompt[:at])).decode(errors="ignore")),
-        pages=-(-at // page_size) * groups,
+        pages=sum(pages_of(at, at)),
         saved_s=None if prompt_token_s is None else round(at * prompt_token_s, 6),
         cause=cache.cause,
         why=WHY[cache.cause] if at or cache.cause is not CacheCause.NEVER_SEEN else "nothing that begins so is kept",

@@ -293,7 +293,7 @@ class LLM:
         if cache is None:
             return None
         speed = self._engine.prompt_token_s()
-        return explain_prefix(self.tokenizer, completion.prompt, cache, capacity.page_size, len(capacity.pages), speed)
+        return explain_prefix(self.tokenizer, completion.prompt, cache, capacity.pages_of, speed)
 
     def stream(self, prompt: Prompt | Sequence[Message], params: SamplingParams | None = None) -> Stream:
         """Events as they come, up to the last of each choice. Closing the stream cancels the request.

@@ -124,7 +124,8 @@ class Chunk(Struct, frozen=True, gc=False):
     """Token ids, at least one; `LAST` may stand alone or before drafts."""
     pages: tuple[tuple[int, ...], ...]
     """The page table of each KV group: page numbers that cover positions 0 to start + len(tokens) - 1; of a tree, to
-    the end of its first path."""
+    the end of its first path. Before the first row's window, in a group that has one, they may be -1.
+    """
     samples: bool
     """Whether the last known token's logits are sampled: the last of `tokens` but for drafts."""
     drafts: int = 0
@@ -227,6 +228,19 @@ class StepResult:
     """How much of that its own drafter took."""
 
 
+def first_page(window: int | None, start: int, page_size: int) -> int:
+    """The first page of a KV group that rows from position `start` on see."""
+    return 0 if window is None else max(start - window + 1, 0) // page_size
+
+
+def most_pages(window: int | None, tokens: int, chunk: int, page_size: int) -> int:
+    """Most pages of a KV group that a sequence of so many tokens holds at once, if a step computes `chunk` of them at
+    most: all, or those of what the first row of a chunk sees and of the chunk, wherever in a page that begins.
+    """
+    pages = -(-tokens // page_size)
+    return pages if window is None else min(pages, -(-(window - 1 + chunk) // page_size) + 1)
+
+
 @dataclass(frozen=True, slots=True)
 class Capacity:
     """What the runner turned out to hold, measured at boot; the configuration never changes."""
@@ -245,3 +259,13 @@ class Capacity:
     """Bytes of one page of every KV group; 0 if a runner's pages are only numbers."""
     layout: str = ""
     """What a page's bytes mean besides the fingerprint: pages are moved within one layout only."""
+    windows: tuple[int | None, ...] = ()
+    """Of each KV group, how many positions a row sees, its own included: pages before them may be given back. None:
+    all. The first group's rows see all; an empty tuple says that every group's do."""
+    page_bytes: tuple[int, ...] = ()
+    """Of one page of each group: together `unit_bytes`. Empty if a runner's pages are only numbers."""
+
+    def pages_of(self, tokens: int, start: int) -> tuple[int, ...]:
+        """Of the first so many tokens, how many pages of each group rows from position `start` on see."""
+        windows, size = self.windows or (None,) * len(self.pages), self.page_size
+        return tuple(-(-tokens // size) - first_page(window, start, size) for window in windows)

@@ -133,6 +133,8 @@ def linear_cases() -> Iterator[Case]:
     yield _product(3, 2048, [("q4_0", 64)], 3)
     yield _product(1, 96, [("q8_0", 6001)], 6)
     yield _product(70, 576, [("q4_1", 768), ("q4_1", 192)], 7)
+    # More rows than have their chains at hand between two runs of blocks.
+    yield _product(299, 768, [("q4_k", 40), ("q8_0", 33)], 8)
 
 
 def ordered_cases() -> Iterator[Case]:

@@ -12,16 +12,19 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import make_model
 
-TINY = make_model.SHAPES["tiny"]
+TINY, MIXTURE = make_model.SHAPES["tiny"], make_model.SHAPES["tiny-moe"]
 
 
+@pytest.mark.parametrize("shape", [TINY, MIXTURE], ids=lambda shape: shape.architecture)
 @pytest.mark.parametrize("mix", sorted(make_model.MIXES))
-def test_every_tensor_reads_back_with_the_deviation_it_was_given(tmp_path: Path, mix: str) -> None:
+def test_every_tensor_reads_back_with_the_deviation_it_was_given(
+    tmp_path: Path, mix: str, shape: make_model.Shape
+) -> None:
     path = tmp_path / "m.gguf"
-    figures = make_model.make(path, TINY, mix, 3, "tiny")
+    figures = make_model.make(path, shape, mix, 3, "tiny")
     assert figures["bytes"] == path.stat().st_size
     reader = gguf.GGUFReader(path)
-    listed = {tensor.name: tensor for tensor in make_model.tensors(TINY, mix)}
+    listed = {tensor.name: tensor for tensor in make_model.tensors(shape, mix)}
     assert [tensor.name for tensor in reader.tensors] == list(listed)
     for tensor in reader.tensors:
         wanted = listed[tensor.name]

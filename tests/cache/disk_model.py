@@ -15,13 +15,14 @@ from pathlib import Path
 
 from pagoda.cache import Disk, KVCache, PinRecord
 from pagoda.cache.kv_dir import KVDir
-from pagoda.cache.page_file import Seal
+from pagoda.cache.page_file import PageId, Seal
 from pagoda.cache.shelf import PAGE, PIN, Shelf
 from pagoda.cache.tables import NO_TOKEN
 from pagoda.cache.tier import BLOCK, State
 from pagoda.types import DiskFault
 
 from .model import KEYS, Draw, Model
+from .spelled import MOST
 
 UNIT = 2048
 IDENTITY = "model f16, page 2"
@@ -49,8 +50,8 @@ class Waiter:
 class DiskModel(Model):
     """`names` says which file holds which (key, string); `bad` files were meddled with since."""
 
-    def __init__(self, path: Path, pages, page_size, reserve=0, files=8):
-        self.path, self.shape, self.budget = path, (pages, page_size, reserve), files * BLOCK
+    def __init__(self, path: Path, pages, page_size, reserve=0, windows=(), files=8):
+        self.path, self.shape, self.budget = path, (pages, page_size, reserve, windows), files * BLOCK
         self.files: dict[str, tuple[str, tuple[int, ...]]] = {}
         self.bad: set[str] = set()
         self.strange: set[str] = set()
@@ -61,12 +62,12 @@ class DiskModel(Model):
         self.met = Counter()
         self.waiters: list[Waiter] = []
         self.lost_pins = 0
-        super().__init__(pages, page_size, reserve)
+        super().__init__(pages, page_size, reserve, windows)
         self.open()
 
     def open(self, identity=IDENTITY):
-        pages, page_size, reserve = self.shape
-        self.cache = KVCache(pages, page_size, reserve=reserve)
+        pages, page_size, reserve, windows = self.shape
+        self.cache = KVCache(pages, page_size, reserve=reserve, windows=windows, chunk=MOST)
         self.directory = FaultyDir(self.path)
         self.directory.written, self.directory.failed = self.written, self.failed
         self.shelf = Shelf(self.directory, Seal(self.directory.key, identity), UNIT, 6 * UNIT)
@@ -217,7 +218,8 @@ class DiskModel(Model):
         run = chain.index(None) if None in chain else len(chain)
         bad = sum(name in self.bad for name in chain[:run])
         good = next((i for i, name in enumerate(chain[:run]) if name in self.bad), run)
-        room = self.cache.available - sum(self.cache._pools[0].holds(node.pages[0])[:1] == (0,) for node in match.own)
+        others = [free for free, window in zip(self.cache.available, self.windows, strict=True) if window is None]
+        room = min(others) - sum(self.cache._pools[0].holds(node.pages[0])[:1] == (0,) for node in match.own)
         faults = self.read_faults()
         waiter = Waiter()
         fetched = self.disk.fetch(waiter, key, tokens, match)
@@ -231,9 +233,13 @@ class DiskModel(Model):
             self.shelf.work()
             loaded += self.plan()[0]
             self.shelf.work()
-        assert loaded == good or (loaded < good and room < good), f"{loaded} of {good} pages came back"
-        if loaded == good:
-            assert self.cache.match(key, tokens).length >= (first + good) * self.size
+        found = self.cache.match(key, tokens).length
+        crowded = room < good or any(
+            self.cache.available[g] < good + self.windows[g] // self.size + 2 for g in self.gs()
+        )
+        reached = loaded == good or (loaded < good and crowded) or found >= (first + good) * self.size
+        assert reached, f"{loaded} of {good} pages came back"
+        assert loaded < good or found >= (first + good) * self.size
         found = self.read_faults() - faults
         assert (good < run) <= found <= bad or loaded < good, "each fault is told once, and none is made up"
         self.met["restored"] += loaded
@@ -303,8 +309,6 @@ class DiskModel(Model):
     def foreign(self, path: Path) -> bytes:
         seal = Seal(self.directory.key, "another model")
         key, string = self.files.get(path.name, ("", (0,) * self.size))
-        from pagoda.cache.page_file import PageId
-
         page = PageId(bytes.fromhex(path.stem), bytes(20), key, len(string) - self.size, string[-self.size :])
         header = seal.header(page, UNIT)
         return header + bytes(UNIT) + seal.footer(header, bytes(UNIT))
@@ -366,14 +370,12 @@ class DiskModel(Model):
         super().check()
         self.disk.check()
         for name in os.listdir(self.path):
-            assert os.stat(self.path / name).st_mode & 0o077 == 0 or name in self.bad | self.strange, (
-                f"{name} is open to others"
-            )
+            mine = os.stat(self.path / name).st_mode & 0o077 == 0
+            assert mine or name in self.bad | self.strange, f"{name} is open to others"
             for key in KEYS[1:]:
                 assert key not in name or len(key) == 1, "a tenant's name is in a file's"
-        used = sum(
-            -(-os.stat(self.path / n).st_size // BLOCK) * BLOCK for n in os.listdir(self.path) if n.endswith(PAGE)
-        )
+        sizes = [os.stat(self.path / name).st_size for name in os.listdir(self.path) if name.endswith(PAGE)]
+        used = sum(-(-size // BLOCK) * BLOCK for size in sizes)
         assert used <= self.budget + 6 * BLOCK, "more is on disk than may be, and than waits to be removed"
 
 

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pagoda.cache import KVCache, PathStart
+from pagoda.cache import KVCache
+from pagoda.cache.groups import HOLE
 from pagoda.cache.tables import READY
 from pagoda.types import CacheCause
+
+from .path_model import Paths
+from .spelled import MOST, Spelled, common
 
 Draw = Callable[[int, int], int]
 KEYS = ("", "b", "c")
@@ -23,13 +27,14 @@ class Line:
         self.key, self.tokens, self.committed = key, tokens, committed
 
 
-class Model:
+class Model(Paths, Spelled):
     """`kept` is what the tree must have: (key, all tokens up to a kept page's end, or to where a kept tail ends)."""
 
-    def __init__(self, pages, page_size, reserve=0, vocabulary=2):
+    def __init__(self, pages, page_size, reserve=0, windows=(), vocabulary=2):
         self.size, self.pages, self.vocabulary = page_size, tuple(pages), vocabulary
-        self.cache = KVCache(pages, page_size, reserve=reserve)
-        self.reserve = -(-reserve // page_size)
+        self.windows = tuple(windows) or (None,) * len(pages)
+        self.cache = KVCache(pages, page_size, reserve=reserve, windows=windows, chunk=MOST)
+        self.reserve = reserve
         self.lines: dict[int, Line] = {}
         self.kept: set[tuple[str, tuple[int, ...]]] = set()
         self.evicted: set[tuple[str, tuple[int, ...]]] = set()
@@ -52,6 +57,8 @@ class Model:
                 "right paths",
                 "refused paths",
                 "ended with paths",
+                "holes",
+                "windows gone",
                 "slots",
             ],
             0,
@@ -76,15 +83,20 @@ class Model:
         match = self.cache.match(key, tokens)
         self.explain(key, tokens, match)
         wanted, available = self.cache.wanted(match, len(tokens)), self.cache.available
+        assert self.cache.has([wanted], 0) == all(w <= a for w, a in zip(wanted, available, strict=True))
         name = self.names
         assert self.cache.admit(name, tokens, key, match) is match
         self.names += 1
         self.lines[name] = Line(key, tokens[: match.length], match.length)
         self.publish(self.lines[name])
         rest = self.cache.pages_for(len(tokens)) - match.length // self.size
-        assert available - wanted == self.cache.available - rest + bool(
+        assert available[0] - wanted[0] == self.cache.available[0] - rest + bool(
             match.partial and self.alone(self.cache.table(name)[0][-1])
         ), "the pages a newcomer takes are miscounted"
+        for group, window in enumerate(self.windows):
+            if window is not None:
+                taken = available[group] - self.cache.available[group]
+                assert taken <= wanted[group] <= wanted[0] + len(match.units), "a newcomer takes more than it should"
         if match.length % self.size:
             self.counts["partial"] += 1
 
@@ -99,16 +111,25 @@ class Model:
         pinned = [s for k, s in self.pins.values() if k in (None, key)]
         mine, theirs = (max([common(s, tokens, most) for s in ss], default=0) for ss in (own, pinned))
         length = max(mine, theirs)
-        assert match.length == length, f"{match} for {tokens}"
+        least, most_of_all = self.lengths(key, tokens, most)
+        assert least <= match.length <= most_of_all <= length, f"{match} for {tokens}"
+        if match.length < length:
+            assert match.cause in (CacheCause.EVICTED, CacheCause.WHOLE)
+            self.counts["windows gone"] += 1
+            return
         self.counts[match.cause] += 1
         self.counts["other's pin"] += theirs > mine
         self.counts["not for others"] += length < max(
             [common(s, tokens, most) for k, s in self.pins.values() if k != key], default=0
         )
-        goes_on = any(len(s) > length and s[:length] == tokens[:length] for s in (pinned if theirs > mine else own))
+        own_goes_on, pins_go_on = (
+            any(len(s) > length and s[:length] == tokens[:length] for s in kept) for kept in (own, pinned)
+        )
+        goes_on = pins_go_on if theirs > mine else own_goes_on
         assert (match.cause is CacheCause.WHOLE) == (length == most)
         if match.cause is not CacheCause.WHOLE:
-            assert match.differs == goes_on
+            # Of equal lengths, windows may tell that pins serve, or which of them.
+            assert match.differs == goes_on or (self.gs() and theirs == length and pins_go_on >= match.differs)
         if match.instead:
             ahead = tokens[:length] + match.instead
             visible = own + [s for k, s in self.pins.values() if k == key]
@@ -123,7 +144,7 @@ class Model:
     def write(self, draw: Draw) -> None:
         name = self.pick(draw)
         size = len(self.lines[name].tokens)
-        self.write_at(name, size if draw(0, 2) else draw(0, size), self.tokens(draw, 9))
+        self.write_at(name, size if draw(0, 2) else draw(self.least(name), size), self.tokens(draw, MOST))
 
     def write_at(self, name: int, start: int, tokens: tuple[int, ...]) -> None:
         line, upto = self.lines[name], start + len(tokens)
@@ -134,10 +155,11 @@ class Model:
             table = before[group]
             hold = {page: self.holders(group, page) for page in self.in_use(group)}
             wanted = sum(1 for i in range(first, last) if i >= len(table) or hold[table[i]] > 1)
-            back = sum(1 for page in table[last:] if hold[page] == 1)
+            passed = [page for page in table[: self.begin(group, start)] if page != HOLE]
+            back = sum(1 for page in (*passed, *table[last:]) if hold[page] == 1)
             lack = max(lack, wanted - (count - len(hold) + back))
             split = sum(1 for i in range(first, last) if i >= len(table) or self.cache._pools[group].shared(table[i]))
-            short |= split > self.cache._pools[group].free
+            short |= self.windows[group] is None and split > self.cache._pools[group].free
         slot = self.cache.next_slot(name, start) if upto == start + 1 else None
         if slot is not None:
             assert slot is before, "a slot of its own changes no table"
@@ -159,6 +181,8 @@ class Model:
             line.tokens = line.tokens[:start]
         line.tokens = line.tokens[:start] + tokens
         for group, table in enumerate(self.cache.table(name)):
+            holes, begin = table.count(HOLE), self.begin(group, start)
+            assert holes == begin or (slot is not None and holes < begin), "a window is not where it should be"
             for position in range(start, upto):
                 page = table[position // self.size]
                 assert self.holders(group, page) == 1, "a page that another table holds is written to"
@@ -218,93 +242,22 @@ class Model:
             self.check()
         self.counts["born beams"] += len(children) - len(set(parents))
 
-    def tree(self, draw: Draw) -> None:
-        """A step with a tree: paths that leave the last token's or one another, one of which the line goes on with."""
+    def slide(self, draw: Draw) -> None:
         name = self.pick(draw)
-        line = self.lines[name]
-        start = len(line.tokens) - 1
-        if start < 0:
-            return
-        own = (line.tokens[start], *self.tokens(draw, 4))
-        refused = self.counts["refused"]
-        self.write_at(name, start, own)
-        if self.counts["refused"] > refused:
-            return
-        strings, starts = [line.tokens], []
-        for _ in range(draw(1, 4)):
-            leaves = draw(0, len(strings) - 1)
-            at = draw(max(start + 1, starts[leaves - 1].at if leaves else 0), len(strings[leaves]))
-            strings.append(strings[leaves][:at] + self.tokens(draw, 4))
-            starts.append(PathStart(leaves, at, len(strings[-1])))
-        if self.open_paths(name, start, strings, starts, spare=draw(0, 1)):
-            self.write_paths(name, start, strings)
-            if draw(0, 1):
-                self.publish_one(name, start, draw(0, 1))
-            self.read_paths(name, strings)
-            if draw(0, 5) == 5:
-                self.counts["ended with paths"] += 1
-                self.end(name)
-            else:
-                path = draw(0, len(starts))
-                self.cache.close_paths(name, path)
-                line.tokens = strings[path]
-                self.counts["right paths"] += path > 0
-
-    def open_paths(self, name, start, strings, starts, spare) -> bool:
-        """Refused exactly if there are too few pages."""
-        wanted = sum(-(-path.upto // self.size) - path.at // self.size for path in starts)
-        used, free = self.cache.used, min(pool.free for pool in self.cache._pools)
-        fits = wanted + spare <= self.cache.available
-        opened = self.cache.open_paths(name, start, starts, spare)
-        assert opened.fits == fits
-        assert self.cache.used == used + fits * wanted * len(self.pages)
-        if not fits:
-            self.counts["refused paths"] += 1
-            return False
-        self.see_evictions(wanted > free)
-        for copy in opened.copies:
-            for slot in range(copy.slots):
-                self.memory[copy.group, copy.target, slot] = self.memory[copy.group, copy.source, slot]
-        self.cache.check()
-        return True
-
-    def write_paths(self, name, start, strings) -> None:
-        """Every path's positions from `start` on, into its own table: no slot twice, but with the same."""
-        written: dict[tuple[int, int, int], tuple[int, ...]] = {}
-        for path, string in enumerate(strings):
-            for group, table in enumerate(self.cache.table(name, path)):
-                for position in range(start, len(string)):
-                    slot = group, table[position // self.size], position % self.size
-                    if path and slot not in written:
-                        holders = self.holders(group, slot[1])
-                        assert not holders, "a path writes to another's page"
-                    assert written.setdefault(slot, string[: position + 1]) == string[: position + 1]
-        self.memory.update(written)
-
-    def publish_one(self, name, start, count) -> None:
-        """The plan is handed over: its last known token's page may be found, and be swapped for another's."""
-        line = self.lines[name]
-        if line.committed <= start and count:
-            upto = start + 1
-            self.cache.commit(name, line.tokens[line.committed : upto])
-            line.committed = upto
-            self.publish(line)
-            self.cache.check()
-
-    def read_paths(self, name, strings) -> None:
-        for path, string in enumerate(strings):
-            for group, table in enumerate(self.cache.table(name, path)):
-                for position in range(len(string)):
-                    assert (
-                        self.memory[group, table[position // self.size], position % self.size] == string[: position + 1]
-                    )
+        self.cache.slide(name)
+        for group, table in enumerate(self.cache.table(name)):
+            assert table.count(HOLE) >= min(self.begin(group, self.lines[name].committed), len(table))
 
     def fork(self, draw: Draw) -> None:
         parent = self.pick(draw)
-        self.fork_at(parent, draw(0, len(self.lines[parent].tokens)))
+        least, known = self.least(parent), len(self.lines[parent].tokens)
+        assert not least or not self.cache.forks(parent, least - 1)
+        if least <= known:
+            self.fork_at(parent, draw(least, known))
 
     def fork_at(self, parent: int, at: int) -> None:
         line = self.lines[parent]
+        assert self.cache.forks(parent, at)
         used = self.cache.used
         self.cache.fork(parent, self.names, at)
         assert self.cache.used == used, "a fork takes no page"
@@ -326,17 +279,14 @@ class Model:
             return
         key, string = known[draw(0, len(known) - 1)]
         string = string[: draw(1, len(string))] + ((0,) if draw(0, 9) == 9 else ())
-        held = {p for p in range(self.pages[0]) if self.cache._pools[0].holds(p)[2]}
-        least = min(self.pages)
-        fits = len(held) + -(-len(string) // self.size) + self.reserve <= least
+        fits = all(self.pin_fits(group, len(string)) for group in range(len(self.pages)))
         assert self.cache.pin_fits(len(string)) == fits
         if not fits:
             return
-        there = any(s[: len(string)] == string for k, s in self.kept if k == key)
-        there |= any(s[: len(string)] == string for k, s in self.pins.values() if k in (None, key))
+        surely, perhaps = (length == len(string) for length in self.lengths(key, string, len(string)))
         shared = bool(draw(0, 1))
         info = self.cache.pin(self.names, key, string, shared)
-        assert (info is not None) == there
+        assert perhaps if info is not None else not surely
         if info is not None:
             assert (info.tokens, info.owner, info.shared, info.hits) == (len(string), key, shared, 0)
             self.pins[self.names] = (None if shared else key, string)
@@ -357,26 +307,11 @@ class Model:
 
     def in_use(self, group):
         pinned = {page for page in range(self.pages[group]) if self.cache._pools[group].holds(page)[2]}
-        return pinned | {page for name in self.lines for page in self.cache.table(name)[group]}
+        return pinned | {page for name in self.lines for page in self.cache.table(name)[group]} - {HOLE}
 
     def holders(self, group, page):
         tables = sum(page in self.cache.table(name)[group] for name in self.lines)
         return tables + 2 * bool(self.cache._pools[group].holds(page)[2])
-
-    def strings(self):
-        """What the tree keeps, spelled out."""
-        tree, found = self.cache._tree, set()
-        for node in tree.all():
-            if node.pages is not None:
-                string, up = node.tokens, node.parent
-                while up is not None:
-                    string, up = up.tokens + string, up.parent
-                found.add((tree.key_of(node), string))
-                for group, page in enumerate(node.pages):
-                    for position in range(len(string) - 1 - (len(string) - 1) % self.size, len(string)):
-                        tag = self.memory[group, page, position % self.size]
-                        assert tag == string[: position + 1], "the tree has the wrong page"
-        return found
 
     def check(self) -> None:
         self.cache.check()
@@ -386,18 +321,25 @@ class Model:
             assert self.seen.get(name) != table or self.seen[name] is table
             self.seen[name] = table
             assert self.cache.committed(name) == line.committed
-            assert self.cache.alone(name) == sum(self.holders(0, page) == 1 for page in table[0])
             for group, pages in enumerate(table):
-                for position in range(len(line.tokens)):
+                alone = sum(self.holders(group, page) == 1 for page in pages if page != HOLE)
+                assert self.cache.alone(name, group) == alone
+                assert not self.cache.owed(name, len(line.tokens))[0]
+                for position in range(pages.count(HOLE) * self.size, len(line.tokens)):
                     tag = self.memory[group, pages[position // self.size], position % self.size]
                     assert tag == line.tokens[: position + 1], (name, group, position)
         used = [len(self.in_use(group)) for group in range(len(self.pages))]
         assert self.cache.used == sum(used)
-        assert self.cache.available == min(count - u for count, u in zip(self.pages, used, strict=True))
+        assert self.cache.available == tuple(count - u for count, u in zip(self.pages, used, strict=True))
         assert {(pin.id, pin.tokens) for pin in self.cache.pins()} == {(n, len(s)) for n, (_, s) in self.pins.items()}
         strings = {key: {s for k, s in self.pins.values() if k == key} for key in (None, *KEYS)}
         least, most = self.pinned(set().union(*strings.values())), sum(map(self.pinned, strings.values()))
-        assert len(self.pages) * least <= self.cache.fixed <= len(self.pages) * most
+        assert len(self.pages) * most >= self.cache.fixed
+        assert self.cache.fixed >= (len(self.pages) - len(self.gs())) * least
+        for key, string in self.pins.values():
+            found = self.cache.match(key or "", (*string, self.vocabulary)).length
+            whole = len(string) // self.size * self.size
+            assert found >= (whole if self.gs() else len(string)), "a pin is not found"
 
     def pinned(self, strings):
         """How many pages of one group hold these pins, if no page is there twice."""
@@ -413,6 +355,7 @@ OPERATIONS = (
     "write",
     "commit",
     "commit",
+    "slide",
     "fork",
     "beams",
     "tree",
@@ -432,10 +375,3 @@ def step(model: Model, draw: Draw) -> None:
         name = "release"
     getattr(model, name)(draw)
     model.check()
-
-
-def common(a, b, most):
-    same = 0
-    while same < min(len(a), len(b), most) and a[same] == b[same]:
-        same += 1
-    return same

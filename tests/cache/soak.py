@@ -12,8 +12,20 @@ from collections import Counter
 
 from cache.model import Model, step
 
-SHAPES = (((12,), 2, 4), ((7, 9), 2, 2), ((20,), 2, 8), ((40,), 2, 20), ((9,), 4, 8), ((30,), 1, 6))
-"""Pages of each group, tokens of a page, tokens reserved beside pins."""
+SHAPES = (
+    ((12,), 2, 4),
+    ((24, 16), 2, 6, (None, 5)),
+    ((7, 9), 2, 2),
+    ((40, 14, 20), 2, 8, (None, 1, 9)),
+    ((20,), 2, 8),
+    ((30, 12, 30), 4, 8, (None, 3, None)),
+    ((40,), 2, 20),
+    ((60, 24), 1, 12, (None, 6)),
+    ((9,), 4, 8),
+    ((12, 12), 4, 8, (None, 4)),
+    ((30,), 1, 6),
+)
+"""Pages of each group, tokens of a page, tokens reserved beside pins, windows."""
 LIFE = 2000
 """Most operations on one cache before the next begins: the model's memory of what was evicted only grows."""
 

@@ -20,9 +20,10 @@ class CacheMachine(RuleBasedStateMachine):
         page_size=st.sampled_from([1, 2, 4]),
         pages=st.lists(st.integers(1, 12), min_size=1, max_size=3),
         reserve=st.integers(0, 6),
+        windows=st.lists(st.none() | st.integers(1, 7), min_size=2, max_size=2),
     )
-    def begin(self, page_size, pages, reserve):
-        self.model = Model(pages, page_size, reserve)
+    def begin(self, page_size, pages, reserve, windows):
+        self.model = Model(pages, page_size, reserve, (None, *windows)[: len(pages)])
 
     @rule(data=st.data())
     def admit(self, data):
@@ -37,6 +38,11 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def commit(self, data):
         self.go("commit", data)
+
+    @precondition(lambda self: self.model.lines)
+    @rule(data=st.data())
+    def slide(self, data):
+        self.go("slide", data)
 
     @precondition(lambda self: self.model.lines)
     @rule(data=st.data())

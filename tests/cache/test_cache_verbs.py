@@ -61,7 +61,7 @@ def test_nothing_changes_when_one_group_of_two_is_short():
     cache.admit(0, (1,))
     assert cache.extend(0, 0, 4).fits
     table = cache.table(0)
-    assert cache.extend(0, 4, 5) == Extension(False, lack=1)
+    assert cache.extend(0, 4, 5) == Extension(False, lack=1, group=1)
     assert cache.table(0) is table
     assert cache.used == 4
     cache.check()
@@ -96,9 +96,9 @@ def test_release_of_a_parent_leaves_the_child_its_pages():
     cache.extend(0, 0, 8)
     cache.fork(0, 1, at=4)
     cache.release(0)
-    assert (cache.table(1), cache.available) == (((0,),), 1)
+    assert (cache.table(1), cache.available) == (((0,),), (1,))
     cache.release(1)
-    assert cache.available == 2
+    assert cache.available == (2,)
     cache.check()
 
 

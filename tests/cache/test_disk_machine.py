@@ -18,6 +18,17 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from .disk_model import DiskModel, Waiter, step
 
+SHAPES = (
+    ((12,), 2, 4),
+    ((7, 9), 2, 2),
+    ((20,), 2, 8),
+    ((30,), 1, 6),
+    ((9,), 4, 8),
+    ((16, 11), 2, 4, (None, 5)),
+    ((30, 20), 1, 6, (None, 6)),
+)
+"""Pages of each group, tokens of a page, tokens reserved beside pins, windows."""
+
 
 @pytest.fixture(autouse=True, scope="module")
 def quiet():
@@ -33,11 +44,12 @@ class DiskMachine(RuleBasedStateMachine):
     @initialize(
         page_size=st.sampled_from([1, 2, 2, 4]),
         pages=st.lists(st.integers(4, 12), min_size=1, max_size=2),
+        window=st.none() | st.integers(1, 6),
         files=st.sampled_from([2, 5, 100]),
     )
-    def begin(self, page_size, pages, files):
+    def begin(self, page_size, pages, window, files):
         self.folder = tempfile.TemporaryDirectory()
-        self.model = DiskModel(Path(self.folder.name) / "kv", pages, page_size, 0, files)
+        self.model = DiskModel(Path(self.folder.name) / "kv", pages, page_size, 0, (None, window)[: len(pages)], files)
 
     def teardown(self):
         if hasattr(self, "model"):
@@ -81,7 +93,7 @@ TestDiskMachine = DiskMachine.TestCase
 def test_long_runs_agree_with_brute_force(tmp_path):
     """Few operations here; `disk_soak.py` does 100,000. Every kind of fault, of save and of restore is met."""
     met = Counter()
-    for seed, shape in enumerate([((12,), 2, 4), ((7, 9), 2, 2), ((20,), 2, 8), ((30,), 1, 6), ((9,), 4, 8)]):
+    for seed, shape in enumerate(SHAPES):
         model = DiskModel(tmp_path / str(seed), *shape, files=(4, 1000)[seed % 2])
         generator = random.Random(seed)
         for _ in range(300):

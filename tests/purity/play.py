@@ -26,7 +26,7 @@ from pagoda.engine.speculation.drafter import Drafter, Guess
 from pagoda.llm import disk_of
 from pagoda.models import build, read_config
 from pagoda.obs.observer import EngineState, NoObserver
-from pagoda.plan import Capacity, Chunk, SequenceStart, StepPlan, StepResult
+from pagoda.plan import Capacity, Chunk, SequenceStart, StepPlan, StepResult, most_pages
 from pagoda.runner.guessing import Guesser
 from pagoda.runner.runner import Runner
 from pagoda.types import FinishReason, GenerateRequest, SamplingParams, Slo, TokenEvent, TokenLogprob
@@ -34,6 +34,8 @@ from pagoda.types import FinishReason, GenerateRequest, SamplingParams, Slo, Tok
 Line = tuple[tuple[int, ...], tuple[TokenLogprob, ...]]
 """A sequence's output: tokens, and log-probabilities if they were asked for. Equal if every bit is."""
 PLAIN_PAGE = 16
+Pages = Callable[[int | None], int]
+"""Pages of a KV group with this window, or with none."""
 
 
 @dataclass(frozen=True)
@@ -68,24 +70,27 @@ def prompt(length: int, vocabulary: int) -> tuple[int, ...]:
 
 @contextmanager
 def opened(
-    path: Path, kv_format: str, pages: int, page_size: int, longest: int = 512, own: bool = False, **backend: Any
+    path: Path, kv_format: str, pages: Pages, page_size: int, longest: int = 512, own: bool = False, **backend: Any
 ) -> Iterator[Runner]:
-    """A runner of a model file; `backend` are `CpuBackend`'s arguments. Drafts are guessed by the model's first layer,
-    or by a model of the drafter's `own`, which is the same one.
+    """A runner of a model file; `pages` says how many a KV group has, by its window, and `backend` are `CpuBackend`'s
+    arguments. Drafts are guessed by the model's first layer, or by a model of the drafter's `own`, which is the same.
     """
     cpu = CpuBackend(**backend)
     with open_model(path) as source:
         model = build(source, read_config(source), cpu.weights, rope_table, longest)
-    store = cpu.kv_store(model.groups, [pages], page_size, kv_format)
+    windows: list[int | None] = [group.window for group in model.groups]
+    counts, all_kept = [pages(window) for window in windows], [pages(None)] * len(windows)
+    store = cpu.kv_store(model.groups, counts, page_size, kv_format)
     if own:
-        beside = cpu.kv_store(model.groups, [pages], page_size, kv_format)
-        guesser = Guesser(cpu, model, model.layers, beside, first_group=1)
+        beside = cpu.kv_store(model.groups, all_kept, page_size, kv_format)
+        guesser = Guesser(cpu, model, model.layers, beside, first_group=len(windows))
     else:
         guesser = Guesser(cpu, model, 1, store)
     identity = f"{path} {kv_format} {backend['activations']}"
     capacity = Capacity(
-        (pages,) * (1 + own), page_size, longest, model.vocabulary, identity, store.unit_bytes * (1 + own), "any"
-    )
+        (*counts, *all_kept * own), page_size, longest, model.vocabulary, identity, store.unit_bytes * (1 + own), "any",
+        (*windows, *[None] * len(windows) * own),
+    )  # fmt: skip
     runner = Runner(cpu, model, store, capacity, guesser)
     yield runner
     runner.check()
@@ -97,6 +102,7 @@ class Plain:
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
+        self._groups = len(runner.capacity.pages)
         self._sequence = 0
         self._ended: tuple[int, ...] = ()
 
@@ -107,7 +113,9 @@ class Plain:
         computed, new, tokens, logprobs = 0, ask.prompt, [], []
         for _ in range(ask.tokens):
             pages = tuple(range(-(-(computed + len(new)) // PLAIN_PAGE)))
-            plan = StepPlan(1, (Chunk(sequence, computed, new, (pages,), True),), starts, (), self._ended)
+            plan = StepPlan(
+                1, (Chunk(sequence, computed, new, (pages,) * self._groups, True),), starts, (), self._ended
+            )
             (sampled,) = self._runner.finish(self._runner.submit(plan)).sampled
             starts, self._ended = (), ()
             computed, new = computed + len(new), (sampled.token,)
@@ -266,7 +274,12 @@ def scheduler(case: Mapping[str, Any], **more: Any) -> SchedulerConfig:
     )
 
 
-def page_count(case: Mapping[str, Any], asks: Sequence[Ask]) -> int:
+def page_count(case: Mapping[str, Any], asks: Sequence[Ask]) -> Pages:
     """Plenty for all, or what the largest sequence needs, so that others lose theirs to it."""
-    each = [ask.pages(case["page_size"]) for ask in asks]
-    return max(each) if case["pages"] == "scarce" else sum(p * a.params.n for p, a in zip(each, asks, strict=True))
+
+    def count(window: int | None) -> int:
+        size, rows = case["page_size"], scheduler(case).rows
+        each = [most_pages(window, len(ask.prompt) + ask.tokens, rows, size) for ask in asks]
+        return max(each) if case["pages"] == "scarce" else sum(p * a.params.n for p, a in zip(each, asks, strict=True))
+
+    return count

@@ -13,7 +13,7 @@ import pytest
 
 from pagoda.backends.cpu import isas
 from pagoda.engine.beams import BeamSearch
-from pagoda.plan import Chunk, SequenceStart, StepPlan
+from pagoda.plan import Chunk, SequenceStart, StepPlan, most_pages
 from pagoda.runner.runner import Runner
 from pagoda.types import SamplingParams
 
@@ -30,7 +30,7 @@ PARAMS = {
 BESIDE = SamplingParams(temperature=0.9, seed=4, n=2, logprobs=0)
 TOKENS = 7
 AXES: dict[str, tuple[Any, ...]] = {
-    "world": ("grouped int16 f16", "grouped f32 f32", "narrow int16 int4", "large int8 int8"),
+    "world": ("grouped int16 f16", "grouped f32 f32", "narrow int16 int4", "large int8 int8", "gemma2 int16 f16"),
     "prompt": (1, 16, 33, 257),
     "params": tuple(PARAMS),
     "isa": isas(),
@@ -72,7 +72,8 @@ class Alone:
         start = SequenceStart(self._sequence, ask.prompt, ask.request("").params, 0, keep)
         pages = tuple(range(-(-len(tokens) // PLAIN_PAGE)))
         ended = (self._sequence - 1,) if self._sequence > 1 else ()
-        plan = StepPlan(1, (Chunk(self._sequence, 0, tokens, (pages,), True),), (start,), (), ended)
+        tables = (pages,) * len(self._runner.capacity.pages)
+        plan = StepPlan(1, (Chunk(self._sequence, 0, tokens, tables, True),), (start,), (), ended)
         (sampled,) = self._runner.finish(self._runner.submit(plan)).sampled
         assert sampled.logprob is not None
         return sampled.logprob.top
@@ -93,7 +94,7 @@ def alone(models: dict[str, Path]) -> Iterator[Any]:
     longest = max(AXES["prompt"]) + TOKENS
     contexts = {
         name: opened(
-            path, WORLDS[name].kv_format, -(-longest // PLAIN_PAGE), PLAIN_PAGE,
+            path, WORLDS[name].kv_format, lambda _: -(-longest // PLAIN_PAGE), PLAIN_PAGE,
             activations=WORLDS[name].activations, isa="scalar", threads=1, fuse=False,
         )
         for name, path in models.items()
@@ -114,10 +115,14 @@ def test_beams(case: dict[str, Any], models: dict[str, Path], alone: Any, seen: 
     world = WORLDS[case["world"]]
     wanted = ask(case["world"], case["prompt"], case["params"])
     others = [Ask(prompt(20 + i, world.vocabulary), BESIDE, 2 + i) for i in range(case["beside"])]
-    each = max(one.pages(case["page_size"]) for one in [wanted, *others])
-    pages = each if case["pages"] == "scarce" else each * 16
+    size, rows, times = case["page_size"], scheduler(case).rows, 1 if case["pages"] == "scarce" else 16
+    longest = max(len(one.prompt) + one.tokens for one in [wanted, *others])
+
+    def pages(window: int | None) -> int:
+        return most_pages(window, longest, rows, size) * times
+
     with opened(
-        models[case["world"]], world.kv_format, pages, case["page_size"],
+        models[case["world"]], world.kv_format, pages, size,
         activations=world.activations, isa=case["isa"], threads=case["threads"],
     ) as runner:  # fmt: skip
         rounds = 2 if case["prefixes"] == "kept and met again" else 1

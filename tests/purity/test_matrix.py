@@ -64,7 +64,7 @@ def baseline(models: dict[str, Path]) -> Iterator[Baseline]:
     longest = max(PROMPTS) + MOST_TOKENS
     contexts = {
         name: opened(
-            models[name], world.kv_format, -(-longest // PLAIN_PAGE), PLAIN_PAGE,
+            models[name], world.kv_format, lambda _: -(-longest // PLAIN_PAGE), PLAIN_PAGE,
             activations=world.activations, isa="scalar", threads=1, fuse=False,
         )
         for name, world in WORLDS.items()

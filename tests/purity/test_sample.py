@@ -44,7 +44,7 @@ def baseline(smollm2_path: Path) -> Iterator[Callable[[Ask, int], Line]]:
     held against this line, not the other way round.
     """
     pages = max(ask.pages(PLAIN_PAGE) for ask in ASKS)
-    with opened(smollm2_path, "f16", pages, PLAIN_PAGE, activations="int16", threads=1, fuse=False) as runner:
+    with opened(smollm2_path, "f16", lambda _: pages, PLAIN_PAGE, activations="int16", threads=1, fuse=False) as runner:
         yield cache(Plain(runner).decode)
 
 

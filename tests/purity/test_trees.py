@@ -46,7 +46,9 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, float], d
         for temperature in (0.0, 0.8):
             wanted = asks(world, temperature)
             pages = max(ask.pages(PLAIN_PAGE) for ask in wanted)
-            with opened(path, WORLDS[world].kv_format, pages, PLAIN_PAGE, activations=WORLDS[world].activations) as run:
+            with opened(
+                path, WORLDS[world].kv_format, lambda _, n=pages: n, PLAIN_PAGE, activations=WORLDS[world].activations
+            ) as run:
                 plain = Plain(run)
                 found[world, temperature] = {
                     (i, choice): plain.decode(ask, choice)
@@ -67,10 +69,11 @@ def test_trees(
     mixed = asks(world, temperature)
     for together in (mixed[:1], mixed):
         each = [ask.pages(page_size) * ask.params.n for ask in together]
+        pages = max(each) + 1 if scarce else 2 * sum(each) + 40
         seen = Seen()
         drafter = TreeDrafter(known_outputs(lambda i, choice: want[i, choice][0]), WORLDS[world].vocabulary, page_size)
         with opened(
-            path, WORLDS[world].kv_format, max(each) + 1 if scarce else 2 * sum(each) + 40, page_size,
+            path, WORLDS[world].kv_format, lambda _, n=pages: n, page_size,
             activations=WORLDS[world].activations, threads=threads,
         ) as runner:  # fmt: skip
             config = SchedulerConfig(chunk=chunk, steps_in_flight=in_flight)
@@ -96,7 +99,7 @@ def test_a_stop_token_inside_a_path(
         end = want[0, 0][0].index(stop) + 1
         params = SamplingParams(temperature=temperature, seed=1, logprobs=2, stop_token_ids=(stop,))
         drafter = TreeDrafter(known_outputs(lambda i, choice: want[i, choice][0]), WORLDS[world].vocabulary, at)
-        with opened(path, "f16", 80, 4, activations="int16", threads=1) as runner:
+        with opened(path, "f16", lambda _: 80, 4, activations="int16", threads=1) as runner:
             stopped = Ask(ask.prompt, params, TOKENS)
             (got,) = through_engine(runner, [stopped], SchedulerConfig(), Seen(), drafters=[drafter])
         assert got == {(0, 0): (want[0, 0][0][:end], want[0, 0][1][:end])}

@@ -76,6 +76,7 @@ WORLDS = {
         for family, activations, kv_format in (
             ("qwen2-yarn", "int16", "int8"),
             ("qwen3", "int8", "f16"),
+            ("mistral", "int16", "int4"),
             ("gemma2", "int16", "f16"),
             ("gemma3", "int16", "int8"),
             ("phi3-long", "f32", "f32"),

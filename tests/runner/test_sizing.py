@@ -82,14 +82,14 @@ def test_a_tied_projection_is_read_whole(tmp_path: Path) -> None:
 
 def test_pages(tiny: Path) -> None:
     each = sum(sized(tiny).page_bytes)
-    assert sized(tiny).pages == min(KV_AUTO // each, 64 * 32)  # 500 tokens are 32 pages
-    assert sized(tiny, max_num_seqs=2).pages == 64
-    assert sized(tiny, max_num_seqs=2, max_model_len=17).pages == 4
-    assert sized(tiny, kv_memory=5 * each + 1).pages == 5
+    assert sized(tiny).pages == (min(KV_AUTO // each, 64 * 32),)  # 500 tokens are 32 pages
+    assert sized(tiny, max_num_seqs=2).pages == (64,)
+    assert sized(tiny, max_num_seqs=2, max_model_len=17).pages == (4,)
+    assert sized(tiny, kv_memory=5 * each + 1).pages == (5,)
     assert sized(tiny, kv_memory=5 * each + 1).longest == 80
     s = sized(tiny, free=10**6)
-    assert s.pages == int((10**6 - s.weight_bytes) * KV_SHARE) // each
-    assert s.sequences(80) == s.pages // 5
+    assert s.pages == (int((10**6 - s.weight_bytes) * KV_SHARE) // each,)
+    assert s.sequences(80) == s.pages[0] // 5
 
 
 def test_too_little_memory(tiny: Path) -> None:
@@ -108,7 +108,7 @@ def test_the_engine_starts_with_the_planned_numbers(tiny: Path) -> None:
     opened = open_engine(config)
     capacity = opened.engine.capacity
     opened.close()
-    assert capacity.pages == (plan.sizing.pages,)
+    assert capacity.pages == plan.sizing.pages
     assert capacity.max_model_len == plan.sizing.longest == 500
     assert opened.sizing is not None
     assert opened.sizing.started == plan.sizing.started

@@ -25,6 +25,8 @@ def multiply_adds(pool: Pool, isa: str, kind: str, seconds: float) -> float: ...
 class Weight:
     @property
     def bytes(self) -> int: ...
+    @property
+    def address(self) -> int: ...
 
 def packed_bytes(format: str, n: int, k: int) -> int: ...
 def pack(pool: Pool, matrices: Sequence[tuple[str, int, int, Bytes | tuple[int, int]]]) -> list[Weight]: ...
@@ -90,7 +92,7 @@ class Program:
         self,
         isa: str,
         instructions: Sequence[tuple[int, list[int], list[int], list[int], list[int], list[float], str]],
-        buffers: Sequence[tuple[bool, int, int]],
+        buffers: Sequence[tuple[bool, int, int, int, int]],
         weights: Sequence[Weight],
         vectors: Sequence[Floats],
         ropes: Sequence[tuple[Floats, Floats, int, bool]],

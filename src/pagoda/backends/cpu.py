@@ -185,7 +185,7 @@ class CpuProgram:
                 (int(i.op), list(i.reads), list(i.writes), list(i.constants), list(i.whole), list(i.real), i.text)
                 for i in recording.instructions
             ],
-            [(b.rows == "S", b.integer, b.width) for b in buffers],
+            [(b.rows == "S", b.integer, b.width, b.chosen, b.experts) for b in buffers],
             [w.packed for w in recording.matrices],
             [w.vector for w in recording.vectors if w.vector is not None],
             [(t.cos.reshape(-1), t.sin.reshape(-1), t.dims, t.adjacent) for t in recording.tables],

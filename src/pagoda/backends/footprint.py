@@ -5,28 +5,69 @@ Records the model as the backend itself does, over weights that have only a shap
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pagoda.backends import _native
 from pagoda.backends.cpu import DENSE, check_format, prepare
 from pagoda.backends.ops import Ints, Ops
-from pagoda.backends.recorder import NativeWeight, Op, Recorder
+from pagoda.backends.recorder import NativeWeight, Op, Recorder, Recording, Shape
 
 BLOCK = 32
 """Numbers of activations that share a scale, as `kBlock` in native/src/kernels.h."""
-BLOCK_EXTRA = 12
-"""Bytes beside a block's numbers: its scale and two sums."""
+BLOCK_EXTRA = 16
+"""Bytes beside a block's numbers: its scale, one sum in f32, and two of integers."""
+PANEL = 8
+"""Rows that are summed together, as `kPanel` in native/src/kernels.h: an expert's rows begin at a multiple of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """All layers' experts that are chosen alike."""
+
+    experts: int
+    chosen: int
+    """For each row, in each layer."""
+    bytes: int
+    """Of all experts in all layers."""
+
+    def active(self, rows: int) -> float:
+        """Experts of a layer that a step of so many rows reads, if each row chooses by itself and likes all alike:
+        E (1 - (1 - k / E)^rows), which is k for one row."""
+        return float(self.experts * (1 - (1 - self.chosen / self.experts) ** rows))
+
+
+@dataclass(frozen=True, slots=True)
+class Reads:
+    """Bytes of weights that a step reads."""
+
+    shared: int
+    """Whatever its rows: every matrix it multiplies by, experts apart."""
+    embedding: int
+    """For each row: its row of the embedding."""
+    mixtures: tuple[Mixture, ...] = ()
+
+    def step(self, rows: int) -> int:
+        """Of a step of so many rows: of experts, those that are active."""
+        active = sum(m.bytes * m.active(rows) / m.experts for m in self.mixtures)
+        return self.shared + rows * self.embedding + round(active)
+
+    @property
+    def experts(self) -> int:
+        """All experts, active or not."""
+        return sum(m.bytes for m in self.mixtures)
 
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
     """Bytes."""
 
-    read: int
-    """Weights that a step of one row reads: every matrix it multiplies by, and one row of the embedding."""
+    reads: Reads
     row: int
     """Of step memory, for each row of a step."""
+    fixed: int
+    """Of step memory, for all rows together: between the rows of one expert and those of the next."""
     sampled_row: int
     """Of step memory, for each row whose logits are wanted."""
 
@@ -54,16 +95,24 @@ def footprint(build: Callable[[Ops], None], formats: Mapping[str, str], activati
     build(recorder)
     recording = recorder.recording
     buffers, _ = prepare(recording, fuse=True)
-    read = 0
+    rows, fixed = {"R": 0, "S": 0}, 0
+    for b in buffers:
+        each = b.width * b.integer + b.width // BLOCK * BLOCK_EXTRA if b.integer else b.width * 4
+        rows[b.rows] += each * (b.chosen or 1)
+        fixed += each * b.experts * (PANEL - 1)
+    return Footprint(_reads(recording, buffers, formats), rows["R"], fixed, rows["S"])
+
+
+def _reads(recording: Recording, buffers: Sequence[Shape], formats: Mapping[str, str]) -> Reads:
+    shared = embedding = 0
+    mixtures = Counter[tuple[int, int]]()
     for i in recording.instructions:
         for w in (recording.matrices[c] for c in i.constants if i.op in (Op.LINEAR, Op.EMBED, Op.EXPERTS)):
             whole = _native.packed_bytes(formats[w.name], *w.shape)
-            if i.op is Op.EXPERTS:  # of all experts, those that a row is sent to
-                experts, chosen, _ = i.whole
-                read += whole * chosen // experts
+            if i.op is Op.EXPERTS:
+                mixtures[i.whole[0], buffers[i.reads[0]].chosen] += whole
+            elif i.op is Op.LINEAR:
+                shared += whole
             else:
-                read += whole if i.op is Op.LINEAR else whole // w.shape[0]
-    rows = {"R": 0, "S": 0}
-    for b in buffers:
-        rows[b.rows] += b.width * b.integer + b.width // BLOCK * BLOCK_EXTRA if b.integer else b.width * 4
-    return Footprint(read, rows["R"], rows["S"])
+                embedding += whole // w.shape[0]
+    return Reads(shared, embedding, tuple(Mixture(e, k, size) for (e, k), size in mixtures.items()))

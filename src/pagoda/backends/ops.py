@@ -124,9 +124,12 @@ class KVGroup:
     """Layers that share a KV layout and lifetime."""
 
     layers: int
+    """Of a model's first group, maybe none: then all of its layers have windows."""
     heads: int
     """Key-value heads."""
     head_dim: int
+    window: int | None = None
+    """Of its layers (`KVLayer.window`): pages before it may be given back; None: they are kept."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,9 +42,11 @@ class Op(IntEnum):
     SCALE = 14
     SOFT_CAP = 15
     ROUTE = 16
-    EXPERTS = 17
-    COMBINE = 18
-    PERMUTE = 19
+    GROUP = 17
+    GATHER = 18
+    EXPERTS = 19
+    COMBINE = 20
+    PERMUTE = 21
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,10 @@ class Shape:
     width: int
     integer: int = 0
     """Bytes of a number, of integers in blocks of 32; 0 is f32."""
+    chosen: int = 0
+    """Of a mixture's routed rows: how many each row of the step has, one for each of its experts; 0: no such rows."""
+    experts: int = 0
+    """And from how many they are chosen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,14 +116,6 @@ class Recording:
         return len(self.shapes) - 1
 
 
-def _number(known: list[Any], thing: Any) -> int:
-    for i, other in enumerate(known):
-        if other is thing:
-            return i
-    known.append(thing)
-    return len(known) - 1
-
-
 class Recorder:
     """`Ops` that writes down instead of computing. Values are numbers."""
 
@@ -125,6 +123,7 @@ class Recorder:
         self.recording = Recording()
         self._integer = INTEGERS[activations]
         self._quantized: dict[int, int] = {}
+        self._numbers: dict[int, int] = {}
         self._permuted: dict[tuple[int, bytes], int] = {}
 
     def _emit(self, op: Op, *shapes: Shape, **fields: Any) -> tuple[int, ...]:
@@ -132,12 +131,19 @@ class Recorder:
         self.recording.instructions.append(Instruction(op, writes=made, **fields))
         return made
 
+    def _number(self, known: list[Any], thing: Any) -> int:
+        """The place of a weight or table in its list, which it is added to if it is new."""
+        at = self._numbers.setdefault(id(thing), len(known))
+        if at == len(known):
+            known.append(thing)
+        return at
+
     def _shape(self, value: int) -> Shape:
         return self.recording.shapes[value]
 
     def embed(self, weight: NativeWeight) -> int:
         """Rows `Step.ids` of weight."""
-        at = _number(self.recording.matrices, weight)
+        at = self._number(self.recording.matrices, weight)
         return self._emit(Op.EMBED, Shape("R", weight.shape[1]), constants=(at,))[0]
 
     def linear(
@@ -156,7 +162,7 @@ class Recorder:
         for w, b in zip(several, biases, strict=True) if biases else ():
             if b.shape != w.shape[:1]:
                 raise ValueError(f"{b.name} is {b.shape}, what it is added to {w.shape[0]} wide")
-        added = [_number(self.recording.vectors, b) for b in biases]
+        added = [self._number(self.recording.vectors, b) for b in biases]
         made: dict[int, int] = {}
         forms = [(w.quantized and self._integer > 0, b"" if w.order is None else w.order.tobytes()) for w in several]
         rows = self._shape(x).rows
@@ -168,7 +174,7 @@ class Recorder:
                 Op.LINEAR,
                 *(Shape(rows, several[i].shape[0]) for i in chosen),
                 reads=(read,),
-                constants=tuple(_number(self.recording.matrices, several[i]) for i in chosen),
+                constants=tuple(self._number(self.recording.matrices, several[i]) for i in chosen),
                 whole=tuple(added[i] for i in chosen) if added else (),
             )
             made.update(zip(chosen, written, strict=True))
@@ -197,13 +203,13 @@ class Recorder:
         if len(weight.shape) != 1 or heads * weight.shape[0] != self._shape(x).width:
             raise ValueError(f"{weight.name} is {weight.shape}, its input {self._shape(x).width} wide in {heads} heads")
         y = self.recording.value(self._shape(x))
-        at = _number(self.recording.vectors, weight)
+        at = self._number(self.recording.vectors, weight)
         self.recording.instructions.append(Instruction(Op.NORM, (x, NONE), (NONE, y, NONE), (at,), (heads,), (eps,)))
         return y
 
     def rope(self, q: int, k: int, head_dim: int, table: RopeTable) -> tuple[int, int]:
         """Rotary embedding of q and k."""
-        at = _number(self.recording.tables, table)
+        at = self._number(self.recording.tables, table)
         turned = self._emit(Op.ROPE, self._shape(q), self._shape(k), reads=(q, k), constants=(at,), whole=(head_dim,))
         return turned[0], turned[1]
 
@@ -219,7 +225,7 @@ class Recorder:
         place = (kv.group, kv.layer)
         self._emit(Op.STORE, reads=(k, v), whole=place)
         form: dict[str, Any] = {
-            "constants": () if kv.sinks is None else (_number(self.recording.vectors, kv.sinks),),
+            "constants": () if kv.sinks is None else (self._number(self.recording.vectors, kv.sinks),),
             "whole": (*place, kv.window or 0),
             "real": (kv.scale, kv.soft_cap or 0.0),
         }
@@ -238,7 +244,7 @@ class Recorder:
         return y
 
     def moe(self, x: int, scores: int, experts: Experts, chosen: int, kind: Activation, routing: Routing) -> int:
-        """Choose, then gate and up, act, down, and add; till then a row's experts lie side by side."""
+        """Choose, bring together the rows of each expert, then gate and up, act, down; and add each row's experts."""
         count, (hidden, width) = len(experts.gate), experts.gate[0].shape
         if (self._shape(scores).width, self._shape(x).width) != (count, width) or not 1 <= chosen <= count:
             raise ValueError(
@@ -247,33 +253,47 @@ class Recorder:
             )
         whole = (chosen, ROUTINGS.index(routing))
         routes = self._emit(Op.ROUTE, Shape("R", 2 * chosen), reads=(scores,), whole=whole)[0]
-        biases: tuple[NativeWeight | None, ...] = experts.biases or (None, None, None)
-        gate, up = (
-            self._experts(x, routes, weights, bias, chosen, hidden)
-            for weights, bias in ((experts.gate, biases[0]), (experts.up, biases[1]))
-        )
-        y = self._experts(self.act(gate, up, kind), routes, experts.down, biases[2], chosen, width)
+        self._emit(Op.GROUP, reads=(routes,), whole=(count, chosen))
+        gate_bias, up_bias, down_bias = experts.biases or (None, None, None)
+        if experts.gate[0].quantized == experts.up[0].quantized:
+            gathered = self._gather(x, experts.gate[0], chosen, count)
+            gate, up = self._experts(gathered, (experts.gate, experts.up), (gate_bias, up_bias), hidden)
+        else:
+            gate, up = (
+                self._experts(self._gather(x, weights[0], chosen, count), (weights,), (bias,), hidden)[0]
+                for weights, bias in ((experts.gate, gate_bias), (experts.up, up_bias))
+            )
+        y = self._experts(self.act(gate, up, kind), (experts.down,), (down_bias,), width)[0]
         return self._emit(Op.COMBINE, Shape("R", width), reads=(y, routes))[0]
 
+    def _gather(self, x: int, weight: NativeWeight, chosen: int, experts: int) -> int:
+        """x in routed rows, in the form that this weight reads."""
+        read = self._as_integers(x) if weight.quantized and self._integer else x
+        return self._emit(Op.GATHER, replace(self._shape(read), chosen=chosen, experts=experts), reads=(read,))[0]
+
     def _experts(
-        self, x: int, routes: int, weights: Sequence[NativeWeight], bias: NativeWeight | None, chosen: int, rows: int
-    ) -> int:
-        """Each chosen expert's product: [R, chosen * rows]. x has one input for all of them, or one for each."""
-        read = self._as_integers(x) if weights[0].quantized and self._integer else x
-        for w in weights:
-            if w.shape != weights[0].shape or w.quantized != weights[0].quantized:
-                raise ValueError(f"experts must be alike: {w.name} is {w.shape}, {weights[0].name} {weights[0].shape}")
+        self,
+        x: int,
+        matrices: Sequence[Sequence[NativeWeight]],
+        biases: Sequence[NativeWeight | None],
+        rows: int,
+    ) -> tuple[int, ...]:
+        """Each routed row times its expert's matrix, for each kind of matrix."""
+        experts = [w for kind in matrices for w in kind]
+        for w in experts:
+            if w.shape != experts[0].shape or w.quantized != experts[0].quantized:
+                raise ValueError(f"experts must be alike: {w.name} is {w.shape}, {experts[0].name} {experts[0].shape}")
             if w.order is not None:
                 raise ValueError(f"experts must have their columns in order: {w.name} has not")
-        constants = tuple(_number(self.recording.matrices, w) for w in (*weights, *([bias] if bias else [])))
-        wide = int(self._shape(x).width != weights[0].shape[1])
+        read = self._as_integers(x) if experts[0].quantized and self._integer and not self._shape(x).integer else x
+        made = replace(self._shape(x), width=rows, integer=0)
         return self._emit(
             Op.EXPERTS,
-            Shape("R", chosen * rows),
-            reads=(read, routes),
-            constants=constants,
-            whole=(len(weights), chosen, wide),
-        )[0]
+            *(made for _ in matrices),
+            reads=(read,),
+            constants=tuple(self._number(self.recording.matrices, w) for w in (*experts, *(b for b in biases if b))),
+            whole=(len(matrices[0]),),
+        )
 
     def add(self, x: int, y: int) -> int:
         """x + y."""

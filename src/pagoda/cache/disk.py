@@ -1,8 +1,9 @@
 """`Disk`: what goes to the tier and what comes back, decided on the engine's thread, in step order.
 
 A page is saved when it is found a second time (from then on it is hot), when it is evicted, and when its engine closes.
-Whole pages only: what a prefix has beyond them is a few tokens, and computed. Knows the cache, the `Tier` and the
-`Shelf`; moves no bytes.
+Whole pages only: what a prefix has beyond them is a few tokens, and computed. And whole units: a page of layers with a
+window goes to disk with the others' when it is about to go before them. Knows the cache, the `Tier` and the `Shelf`;
+moves no bytes.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 
+from pagoda.cache.groups import HOLE
 from pagoda.cache.kv import KVCache
 from pagoda.cache.names import Names
 from pagoda.cache.page_file import NAME, PageFault, PageId
@@ -179,6 +181,8 @@ class Disk(NoDisk):
 
     def _save(self, node: Node, moves: list[PageMove]) -> None:
         """Save a page, if it is not there and there is room."""
+        if node.pages is None or HOLE in node.pages:
+            return
         page = self._names.page(node)
         if page.name in self._tier:
             return
@@ -192,7 +196,6 @@ class Disk(NoDisk):
         ticket = self._ticket()
         self._writing[ticket] = page.name
         self._shelf.reserve(ticket, page)
-        assert node.pages is not None
         moves.append(PageMove(ticket, node.pages))
 
     # Up.

@@ -4,10 +4,8 @@ Knows page tables, token ids and counts. Does not know what a page holds: whoeve
 and carries out the copies it returns before writing. Plans run strictly in order, so a page given back may be handed
 out at once, and a page may be shared once the plan that fills it is handed over: whoever reads it comes later.
 
-Every group's tables have the same length and are shared alike; only the page numbers differ. A group with a sliding
-window would give back the pages before it: its tables would start at a page other than 0 (plans and kernels would have
-to know which), counts of pages would differ by group (`_splits`, `_lack` and `alone` look at the first), a node of the
-tree would hold pages of some groups only, and a match could end only where a whole window's pages before it are kept.
+A group with a sliding window gives back the pages before it, when a sequence has passed them (`slide`, `extend`): its
+tables have holes there, and nodes of the tree may lose such pages before others (`groups`, `fading`).
 
 Paging after Kwon et al. 2023, "Efficient Memory Management for Large Language Model Serving with PagedAttention".
 """
@@ -15,13 +13,16 @@ Paging after Kwon et al. 2023, "Efficient Memory Management for Large Language M
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from pagoda.cache.eviction import Eviction
+from pagoda.cache.fading import Fading
+from pagoda.cache.finder import Finder
+from pagoda.cache.groups import HOLE, Groups, Pages
+from pagoda.cache.growth import Growth
 from pagoda.cache.paths import PathStart, check_paths, close_paths, open_path
 from pagoda.cache.pins import Pins
-from pagoda.cache.pool import PagePool
-from pagoda.cache.radix import Found, Key, Node, Pages, RadixTree
+from pagoda.cache.radix import Key, Node, RadixTree
 from pagoda.cache.tables import READY, Extension, Held, Match, Tables
 from pagoda.plan import PageCopy
 from pagoda.types import CacheCause, CacheReport, PinInfo
@@ -35,22 +36,31 @@ class KVCache:
         page_size: token slots of a page.
         prefixes: whether prefixes are kept.
         reserve: tokens for which there must be pages besides all pins.
+        windows: of each KV group, in positions, the first without; empty: none has one.
+        chunk: most tokens of a sequence that one step writes.
     """
 
-    def __init__(self, pages: Sequence[int], page_size: int, prefixes: bool = True, reserve: int = 0) -> None:
+    def __init__(
+        self, pages: Sequence[int], page_size: int, prefixes: bool = True, reserve: int = 0,
+        windows: Sequence[int | None] = (), chunk: int = 1,
+    ) -> None:  # fmt: skip
         self.page_size = page_size
-        self._pools = tuple(PagePool(count) for count in pages)
+        self._groups = groups = Groups(pages, page_size, windows, chunk)
+        self._pools = groups.pools
         self._held: dict[int, Held] = {}
         self.prefixes = prefixes
         """Whether prefixes are kept."""
-        self._reserve = self.pages_for(reserve)
-        self._eviction = Eviction(min(pages), self._busy)
-        self._tree = self.tree = RadixTree(page_size, self._keep, self._let_go, self._eviction.on_leaf)
-        self._pins = Pins(page_size, self._pools)
+        self._reserve = reserve
+        self._eviction = Eviction(min(self._pools[g].pages for g in groups.unwindowed), self._busy)
+        self._fading = Fading(groups)
+        self._tree = self.tree = RadixTree(page_size, groups.keep, groups.let_go, self._eviction.on_leaf)
+        self._pins = Pins(groups)
+        self._growth = Growth(groups, self._tree, self._eviction, self._fading)
+        self._finder = Finder(groups, self._tree, self._pins, self._eviction)
 
     def watch_evictions(self, on_evict: Callable[[Node], None]) -> None:
-        """From here on, tell of each node that goes to make room, while it is still in the tree."""
-        self._eviction.on_evict = on_evict
+        """From here on, tell of each node that goes to make room, or loses a page, while it has all it had."""
+        self._eviction.on_evict = self._fading.on_strip = on_evict
 
     @property
     def total(self) -> int:
@@ -73,34 +83,47 @@ class KVCache:
         return sum(pool.fixed for pool in self._pools)
 
     @property
-    def available(self) -> int:
-        """Pages to be had, of the group that has fewest."""
-        return min(pool.available for pool in self._pools)
+    def available(self) -> tuple[int, ...]:
+        """Pages to be had, of each group."""
+        return tuple(pool.available for pool in self._pools)
 
     def pages_for(self, tokens: int) -> int:
-        """Pages of one group that hold this many tokens."""
-        return -(-tokens // self.page_size)
+        """Pages of a group without a window that hold this many tokens."""
+        return self._groups.pages_for(tokens)
+
+    # What a sequence will take, in pages of each group.
+
+    def wanted(self, match: Match, tokens: int) -> tuple[int, ...]:
+        """Of the available pages, how many a sequence of so many tokens takes if it is admitted."""
+        groups, whole = self._groups, match.units[: match.length // self.page_size]
+        begins = groups.begins(match.length)
+        return tuple(
+            groups.span(group, tokens) - sum(pool.in_use(unit[group]) for unit in whole[begins[group] :])
+            for group, pool in enumerate(self._pools)
+        )
+
+    def wanted_by_fork(self, at: int, tokens: int) -> tuple[int, ...]:
+        """The same of one that is forked at `at`."""
+        groups, whole = self._groups, at // self.page_size
+        return tuple(groups.span(g, tokens) - max(whole - begin, 0) for g, begin in enumerate(groups.begins(at)))
+
+    def owed(self, sequence: int, tokens: int) -> tuple[int, ...]:
+        """How many a sequence still takes until it has so many tokens."""
+        held, span = self._held[sequence], self._groups.span
+        tables = enumerate(zip(held.tables, held.begins, strict=True))
+        return tuple(max(span(group, tokens) - len(table) + begin, 0) for group, (table, begin) in tables)
+
+    def has(self, wants: Iterable[tuple[int, ...]], besides: int) -> bool:
+        """Whether there are pages for all of these, and so many more in each group."""
+        wanted = map(sum, zip(*wants, strict=True))
+        return all(count + besides <= free for count, free in zip(wanted, self.available, strict=True))
 
     # Prefixes.
 
     def match(self, key: Key, tokens: tuple[int, ...]) -> Match:
         """The longest prefix kept of a sequence, of len(tokens) - 1 tokens at most; from any thread, about now."""
         assert tokens, "a sequence is empty"
-        if not self.prefixes:
-            return Match(0, CacheCause.OFF)
-        most = len(tokens) - 1
-        own = self._tree.match(key, tokens, most)
-        best = self._pins.match(key, tokens, most) if self._pins else own
-        if best.length <= own.length:
-            best = own
-        cause, pinned = self._cause(key, tokens, best), best.nodes[len(own.nodes) :]
-        return Match(best.length, cause, own.nodes, pinned, best.partial, best.differs, best.ahead)
-
-    def wanted(self, match: Match, tokens: int) -> int:
-        """Of the available pages of one group, how many a sequence of so many tokens takes if it is admitted."""
-        pool = self._pools[0]
-        in_use = sum(pool.in_use(node.pages[0]) for node in match.own if node.pages is not None)
-        return self.pages_for(tokens) - in_use - len(match.pinned)
+        return self._finder.match(key, tokens) if self.prefixes else Match(0, CacheCause.OFF)
 
     def admit(
         self, sequence: int, tokens: tuple[int, ...], key: Key = "", match: Match | None = None, counts: bool = True
@@ -110,16 +133,18 @@ class KVCache:
         """
         assert sequence not in self._held, f"sequence {sequence} is admitted twice"
         match = match or self.match(key, tokens)
-        units = match.units
+        units, begins = self._groups.cut(match.units, match.length), self._groups.begins(match.length)
         for unit in units:
-            self._share(unit)
+            self._groups.share(unit)
         for node in match.own:
             self._eviction.touch(node)
+        self._fading.found(match.own, match.length)
         if match.partial is not None:
             self._eviction.touch(match.partial)
+            self._fading.touch(match.partial)
         tables = tuple(zip(*units, strict=True)) if units else tuple(() for _ in self._pools)
         rest = list(tokens[len(match.own) * self.page_size : match.length])
-        held = self._held[sequence] = Held(key, tables, match.length, match.length, list(match.own), rest)
+        held = self._held[sequence] = Held(key, tables, match.length, match.length, begins, list(match.own), rest)
         self._publish(held)
         if counts:
             self._pins.hit(key, tokens, match.length)
@@ -142,24 +167,29 @@ class KVCache:
             held.tail.extend(tokens)
             self._publish(held)
 
+    def slide(self, sequence: int) -> None:
+        """Of what is committed, give back the pages before the windows: no later position sees them."""
+        if self._groups.windowed:
+            held = self._held[sequence]
+            self._growth.slide(held, self._groups.begins(held.committed))
+
     # Pins.
 
     def pin_fits(self, tokens: int) -> bool:
         """Whether so many more tokens can be pinned, and the longest sequence still has its pages."""
-        most = min(pool.pages - pool.fixed for pool in self._pools)
-        return self.prefixes and self.pages_for(tokens) + self._reserve <= most
+        groups = self._groups
+        return self.prefixes and all(
+            groups.kept(group, tokens) + groups.span(group, self._reserve) <= pool.pages - pool.fixed
+            for group, pool in enumerate(self._pools)
+        )
 
     def pin(self, number: int, owner: str, tokens: tuple[int, ...], shared: bool, name: str = "") -> PinInfo | None:
         """Pin a prefix, for all keys if it is shared, else for its owner's, which is the owner's name.
 
         None if it is no longer in the cache as a whole.
         """
-        own = self._tree.match(owner, tokens, len(tokens))
-        best = max(self._pins.match(owner, tokens, len(tokens)), own, key=lambda found: found.length)
-        if best.length < len(tokens):
-            return None
-        units = [node.pages for node in (*best.nodes, best.partial) if node is not None and node.pages is not None]
-        return self._pins.add(number, owner, tokens, units, shared, name)
+        units = self._finder.whole(owner, tokens)
+        return None if units is None else self._pins.add(number, owner, tokens, units, shared, name)
 
     def pinned(self, owner: str, tokens: tuple[int, ...], shared: bool) -> PinInfo | None:
         """An owner's pin of exactly this prefix, if there is one. From any thread."""
@@ -174,6 +204,9 @@ class KVCache:
         before = sum(pool.free for pool in self._pools)
         while self._eviction.evict(self._tree):
             pass
+        for group in self._groups.windowed:  # of prefixes that stay, what nobody is reading
+            while self._fading.strip(self._tree, group):
+                pass
         return sum(pool.free for pool in self._pools) - before
 
     def pins(self) -> tuple[PinInfo, ...]:
@@ -196,24 +229,24 @@ class KVCache:
 
         Missing pages are taken, from the tree's least worthy prefixes if none is free; pages in that range that others
         hold too are split: this sequence gets a page of its own with the slots before `start` copied. What it held from
-        `start` on is given up.
+        `start` on is given up, and what lies before the window of `start`: no later call may begin before.
         """
-        held = self._held[sequence]
+        held, groups = self._held[sequence], self._groups
         assert not held.paths, f"sequence {sequence} goes on before its paths are closed"
         assert start < upto, f"no positions from {start} to {upto}"
         assert start <= held.slots, f"positions from {start}, and {held.slots} have slots"
-        first, last = start // self.page_size, self.pages_for(upto)
+        begins, first, last = groups.begins(start), start // self.page_size, groups.pages_for(upto)
+        passes = held.begins != begins
+        assert not passes or self.forks(sequence, start), f"what position {start} sees was given back"
         extension = READY
-        table, shared = held.tables[0], self._pools[0].shared
-        if start < held.committed or len(table) != last or any(map(shared, table[first:last])):
-            lack, mine = self._lack(held, first, last), self._mine(held, first, last)
-            if lack > len(mine):
-                return Extension(False, lack=lack - len(mine))
-            self._uncommit(held, start)
-            self._cut(held, last)
-            for unit in mine[: max(lack, 0)]:
-                self._disown(unit)
-            extension = self._grow(held, start, first, last)
+        moves = passes or start < held.committed or len(held.tables[0]) != last
+        if moves or any(any(map(p.shared, t[first:last])) for p, t in zip(self._pools, held.tables, strict=True)):
+            lack, group = self._growth.short(held, begins, first, last)
+            if lack > 0:
+                return Extension(False, lack=lack, group=group)
+            self._growth.uncommit(held, start)
+            self._growth.slide(held, begins)
+            extension = self._growth.take(held, start, first, last)
         held.slots = upto
         return extension
 
@@ -228,10 +261,10 @@ class KVCache:
         held, size = self._held[sequence], self.page_size
         assert not held.paths, f"sequence {sequence} has paths already"
         wanted = sum(self.pages_for(path.upto) - path.at // size for path in paths)
-        lack = wanted + spare - self.available
+        lack = wanted + spare - min(self.available)
         if lack > 0:
             return Extension(False, lack=lack)
-        self._free_up(wanted)
+        self._growth.free_up([wanted] * len(self._pools))
         copies: list[PageCopy] = []
         for path in paths:
             assert start < path.at < path.upto, f"{path} does not leave positions after {start}"
@@ -248,10 +281,16 @@ class KVCache:
         """
         held = self._held[sequence]
         assert not held.paths, f"sequence {sequence} goes on before its paths are closed"
-        if start != held.slots or not start % self.page_size or self._pools[0].shared(held.tables[0][-1]):
+        if start != held.slots or not start % self.page_size:
+            return None
+        if any(pool.shared(table[-1]) for pool, table in zip(self._pools, held.tables, strict=True)):
             return None
         held.slots = start + 1
         return held.tables
+
+    def forks(self, parent: int, at: int) -> bool:
+        """Whether a sequence still holds what a fork at `at` would see."""
+        return all(map(int.__le__, self._held[parent].begins, self._groups.begins(at)))
 
     def fork(self, parent: int, child: int, at: int) -> None:
         """Open a page table for `child` that shares the parent's pages of positions 0 to `at` - 1.
@@ -261,27 +300,29 @@ class KVCache:
         held = self._held[parent]
         assert at <= held.slots, f"a fork at {at}, and {held.slots} have slots"
         assert child not in self._held, f"sequence {child} is forked twice"
-        tables = tuple(table[: self.pages_for(at)] for table in held.tables)
-        for unit in zip(*tables, strict=True):
-            self._share(unit)
-        forked = Held(held.key, tables, at, held.committed, list(held.path), list(held.tail))
-        self._uncommit(forked, at)
+        assert self.forks(parent, at), f"what a fork at {at} sees was given back"
+        units = self._groups.cut([held.unit(index) for index in range(self.pages_for(at))], at)
+        for unit in units:
+            self._groups.share(unit)
+        tables = tuple(zip(*units, strict=True)) if units else tuple(() for _ in self._pools)
+        begins = self._groups.begins(at)
+        forked = Held(held.key, tables, at, held.committed, begins, list(held.path), list(held.tail))
+        self._growth.uncommit(forked, at)
         self._held[child] = forked
 
-    def alone(self, sequence: int) -> int:
+    def alone(self, sequence: int, group: int = 0) -> int:
         """Of a sequence's pages in one group, how many no other and no pin holds: so many its release gives."""
-        return sum(map(self._pools[0].alone, self._held[sequence].tables[0]))
+        held = self._held[sequence]
+        return sum(map(self._pools[group].alone, held.tables[group][held.begins[group] :]))
 
     def release(self, sequence: int) -> None:
         """Close a page table. Its committed tokens are kept while there is room; pages that nobody holds are free."""
         self.close_paths(sequence, 0)
         held = self._held.pop(sequence)
         if held.tail:
-            node, _ = self._tree.insert(held.key, held.last, tuple(held.tail), held.unit(len(held.path)))
-            self._eviction.touch(node)
-        for pool, table in zip(self._pools, held.tables, strict=True):
-            for page in reversed(table):
-                pool.drop(page)
+            self._keep(held, tuple(held.tail), held.unit(len(held.path)))
+        for group, table in enumerate(held.tables):
+            self._groups.drop(group, reversed(table))
 
     def table(self, sequence: int, path: int = 0) -> Tables:
         """The page tables, one per group: the same object until they change, but for those of other paths."""
@@ -294,42 +335,33 @@ class KVCache:
         self._tree.check()
         self._pins.check()
         self._eviction.check(self._tree)
+        self._fading.check(self._tree)
         kept = [node.pages for node in self._tree.all() if node.pages is not None]
         pinned = [node.pages for node in self._pins.nodes() if node.pages is not None]
         for group, pool in enumerate(self._pools):
             uses = Counter(page for held in self._held.values() for page in held.tables[group])
             uses.update(page for held in self._held.values() for path in held.paths for page in path.own[group])
-            pool.check(uses, Counter(unit[group] for unit in kept), Counter(unit[group] for unit in pinned))
+            counts = uses, Counter(unit[group] for unit in kept), Counter(unit[group] for unit in pinned)
+            for count in counts:
+                assert not group or HOLE not in count or self._groups.windows[group], "a hole without a window"
+                del count[HOLE]
+            pool.check(*counts)
         for sequence, held in self._held.items():
-            assert held.committed <= held.slots, f"sequence {sequence}: committed beyond its slots"
-            for table in held.tables:
-                assert len(table) == self.pages_for(held.slots), f"sequence {sequence}: table does not match its slots"
-                assert len(set(table)) == len(table), f"sequence {sequence} holds a page twice"
-            self._check_path(held)
+            held.check(f"sequence {sequence}", self.page_size, self.prefixes)
+            for node in held.path:
+                assert self._tree.key_of(node) == held.key, "a path under another key"
             check_paths(held, self.page_size)
 
-    def _check_path(self, held: Held) -> None:
-        if self.prefixes:
-            size = self.page_size
-            assert len(held.path) == held.committed // size, "whole committed pages are not in the tree"
-            assert len(held.tail) == held.committed % size, "committed tokens are lost"
-        for index, node in enumerate(held.path):
-            assert node.pages == held.unit(index), "a sequence and the tree have different pages of one prefix"
-            assert node.end == (index + 1) * self.page_size, "a path skips a page"
-            assert self._tree.key_of(node) == held.key, "a path under another key"
-
-    def _cause(self, key: Key, tokens: tuple[int, ...], found: Found) -> CacheCause:
-        """Why a match is no longer."""
-        at, size = found.length, self.page_size
-        if at == len(tokens) - 1:
-            return CacheCause.WHOLE
-        digest = found.nodes[-1].digest if found.nodes else 0
-        page = at - at % size
-        if self._eviction.remembers(key, digest, tokens[page : at + 1]):
-            return CacheCause.EVICTED
-        if self._tree.holds_elsewhere(digest, tokens[page : page + size]):
-            return CacheCause.OTHER_KEY
-        return CacheCause.DIFFERENT if found.differs else CacheCause.NEVER_SEEN
+    def _keep(self, held: Held, tokens: tuple[int, ...], pages: Pages) -> Node:
+        """Put what follows on a sequence's path into the tree, a page's tokens at most."""
+        node, new = self._tree.insert(held.key, held.last, tokens, pages)
+        if new and node.parent is not None and len(node.parent.children) > 1:
+            self._fading.found(held.path, len(held.path) * self.page_size)
+        if len(tokens) == self.page_size:
+            self._tree.fill(node, pages)
+        self._eviction.touch(node)
+        self._fading.touch(node)
+        return node
 
     def _publish(self, held: Held) -> None:
         """Put whole pages of committed tokens into the tree."""
@@ -337,13 +369,14 @@ class KVCache:
         while len(held.tail) >= size:
             index = len(held.path)
             tokens, pages = tuple(held.tail[:size]), held.unit(index)
-            node, _ = self._tree.insert(held.key, held.last, tokens, pages)
-            self._eviction.touch(node)
-            if node.pages is not None and node.pages != pages:
-                swaps[index] = node.pages
-                self._share(node.pages)
-                for pool, page in zip(self._pools, pages, strict=True):
-                    pool.drop(page)
+            node = self._keep(held, tokens, pages)
+            assert node.pages is not None, "a page's end without a page"
+            theirs = tuple(HOLE if ours == HOLE else page for page, ours in zip(node.pages, pages, strict=True))
+            if theirs != pages:
+                swaps[index] = theirs
+                self._groups.share(theirs)
+                for group, page in enumerate(pages):
+                    self._groups.drop(group, (page,))
             held.path.append(node)
             del held.tail[:size]
         if swaps:
@@ -352,92 +385,6 @@ class KVCache:
                 for table, page in zip(tables, unit, strict=True):
                     table[index] = page
             held.tables = tuple(map(tuple, tables))
-
-    def _cut(self, held: Held, last: int) -> None:
-        """Give up the pages from `last` on."""
-        if len(held.tables[0]) > last:
-            for pool, table in zip(self._pools, held.tables, strict=True):
-                for page in table[last:]:
-                    pool.drop(page)
-            held.tables = tuple(table[:last] for table in held.tables)
-
-    def _uncommit(self, held: Held, to: int) -> None:
-        """No more than so many tokens are committed."""
-        if to >= held.committed:
-            return
-        held.committed = to
-        whole, over = divmod(to, self.page_size)
-        if whole < len(held.path):
-            held.tail = list(self._tree.page_tokens(held.path[whole])[:over])
-            del held.path[whole:]
-        else:
-            del held.tail[over:]
-
-    def _splits(self, held: Held, first: int, last: int) -> list[int]:
-        """Which pages of a range others hold too."""
-        shared, table = self._pools[0].shared, held.tables[0]
-        return [index for index in range(first, min(last, len(table))) if shared(table[index])]
-
-    def _lack(self, held: Held, first: int, last: int) -> int:
-        """How many pages are wanted beyond those available."""
-        table = held.tables[0]
-        given_up = sum(map(self._pools[0].alone, table[last:]))
-        return max(last - len(table), 0) + len(self._splits(held, first, last)) - self.available - given_up
-
-    def _mine(self, held: Held, first: int, last: int) -> list[Pages]:
-        """Pages to be split that only the tree holds besides this sequence: it may have them for itself."""
-        alone = self._pools[0].alone
-        return [held.unit(i) for i in self._splits(held, first, last) if alone(held.tables[0][i])]
-
-    def _disown(self, unit: Pages) -> None:
-        """The tree forgets a page, under whatever keys. Rare: a sequence has no other page left to take."""
-        for node in [node for node in self._tree.all() if node.pages == unit]:
-            self._eviction.forget(self._tree, node)
-
-    def _grow(self, held: Held, start: int, first: int, last: int) -> Extension:
-        """Take pages in every group; there are enough."""
-        split = self._splits(held, first, last)
-        wanted = max(last - len(held.tables[0]), 0) + len(split)
-        if not wanted:
-            return READY
-        self._free_up(wanted)
-        copies: list[PageCopy] = []
-        held.tables = tuple(
-            self._grown(group, table, split, start, last, copies) for group, table in enumerate(held.tables)
-        )
-        return Extension(True, tuple(copies))
-
-    def _free_up(self, wanted: int) -> None:
-        """So many pages of each group are free, of those that are available."""
-        while min(pool.free for pool in self._pools) < wanted:
-            evicted = self._eviction.evict(self._tree)
-            assert evicted, "pages count as available and cannot be evicted"
-
-    def _grown(
-        self, group: int, table: tuple[int, ...], split: list[int], start: int, last: int, copies: list[PageCopy]
-    ) -> tuple[int, ...]:
-        """The table with the pages at `split` replaced by own ones, and grown to `last` pages."""
-        pool, pages = self._pools[group], list(table)
-        for index in split:
-            target, source = pool.take(), pages[index]
-            pool.drop(source)  # others hold it: it stays, and its content with it
-            pages[index] = target
-            if slots := max(start - index * self.page_size, 0):
-                copies.append(PageCopy(group, source, target, slots))
-        pages.extend(pool.take() for _ in range(last - len(table)))
-        return tuple(pages)
-
-    def _share(self, unit: Pages) -> None:
-        for pool, page in zip(self._pools, unit, strict=True):
-            pool.share(page)
-
-    def _keep(self, unit: Pages) -> None:
-        for pool, page in zip(self._pools, unit, strict=True):
-            pool.keep(page)
-
-    def _let_go(self, unit: Pages) -> None:
-        for pool, page in zip(self._pools, unit, strict=True):
-            pool.let_go(page)
 
     def _busy(self, node: Node) -> bool:
         """Whether a sequence has a node in its path, or next after it, and so holds the pages of all before it."""

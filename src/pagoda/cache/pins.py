@@ -7,11 +7,11 @@ owner of others. Who may pin for everyone is not decided here.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from pagoda.cache.pool import PagePool
-from pagoda.cache.radix import Found, Key, Node, Pages, RadixTree
+from pagoda.cache.groups import HOLE, Groups, Pages
+from pagoda.cache.radix import Found, Key, Node, RadixTree
 from pagoda.types import PinInfo
 
 _ALL = None
@@ -37,10 +37,10 @@ class _Pin:
 class Pins:
     """Pinned prefixes by number."""
 
-    def __init__(self, page_size: int, pools: Sequence[PagePool]) -> None:
-        self._page_size = page_size
-        self._pools = pools
-        self._tree = RadixTree(page_size, self._hold, self._drop)
+    def __init__(self, groups: Groups) -> None:
+        self._page_size = groups.page_size
+        self._groups = groups
+        self._tree = RadixTree(groups.page_size, groups.pin, groups.unpin)
         self._pins: dict[int, _Pin] = {}
 
     def __len__(self) -> int:
@@ -49,7 +49,9 @@ class Pins:
     def add(
         self, number: int, owner: str, tokens: tuple[int, ...], units: Iterable[Pages], shared: bool, name: str
     ) -> PinInfo:
-        """Pin a prefix, whose pages are these."""
+        """Pin a prefix, whose pages are these. Where a longer pin has a hole in the page in which this one ends, it is
+        found up to that page only.
+        """
         pin = _Pin(owner, shared, name, time.time(), tokens)
         for pages in units:
             self._lengthen(pin, pages)
@@ -75,18 +77,19 @@ class Pins:
         self._leave(pin.path)
         for other, pages in zip(within, units, strict=True):
             self._lengthen(other, pages)
-            self._drop(pages)
+            self._groups.unpin(pages)
         return True
 
-    def match(self, key: Key, tokens: tuple[int, ...], most: int) -> Found:
-        """The longest prefix of `tokens`, up to `most` of them, that is pinned for a key.
-
-        What it says to be ahead is the key's own.
+    def match(self, key: Key, tokens: tuple[int, ...], most: int) -> tuple[Found, ...]:
+        """The longest prefix of `tokens`, up to `most` of them, that is pinned for a key alone, and the longest that is
+        pinned for all. What is said to be ahead is the key's own.
         """
+        if not self._pins:
+            return ()
         own, shared = self._tree.match(key, tokens, most), self._tree.match(_ALL, tokens, most)
-        best = own if own.length >= shared.length else shared
-        differs = any(found.differs for found in (own, shared) if found.length == best.length)
-        return replace(best, differs=differs, ahead=own.ahead if best is own else ())
+        if own.length == shared.length and shared.differs:
+            own = replace(own, differs=True)
+        return own, replace(shared, ahead=())
 
     def hit(self, key: Key, tokens: tuple[int, ...], length: int) -> None:
         """The first `length` tokens were found for a key: count the pins that serve it and were there whole."""
@@ -121,6 +124,8 @@ class Pins:
         size, index = self._page_size, len(pin.path)
         part = pin.tokens[index * size : (index + 1) * size]
         node, _ = self._tree.insert(pin.key, pin.path[-1] if pin.path else None, part, pages)
+        if node.end == index * size + len(part):  # if it goes on, its page would have to hold more than these
+            self._tree.fill(node, pages)
         node.pins += 1
         pin.path = (*pin.path, node)
 
@@ -128,7 +133,7 @@ class Pins:
         """Take a pin's last page out of the tree; returned are its pages, still held."""
         pages = pin.path[-1].pages
         assert pages is not None, "a pin ends without a page"
-        self._hold(pages)
+        self._groups.pin(pages)
         self._leave(pin.path[-1:])
         pin.path = pin.path[:-1]
         return pages
@@ -141,13 +146,5 @@ class Pins:
                 self._tree.remove(node)
 
     def _info(self, number: int, pin: _Pin) -> PinInfo:
-        pages = len(pin.path) * len(self._pools)
+        pages = sum(page != HOLE for node in pin.path for page in node.pages or ())
         return PinInfo(number, pin.owner, pin.shared, pin.name, pin.created, len(pin.tokens), pages, pin.hits)
-
-    def _hold(self, pages: Pages) -> None:
-        for pool, page in zip(self._pools, pages, strict=True):
-            pool.pin(page)
-
-    def _drop(self, pages: Pages) -> None:
-        for pool, page in zip(self._pools, pages, strict=True):
-            pool.unpin(page)

@@ -13,18 +13,18 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 
+from pagoda.cache.groups import HOLE, Pages
+
 Key = Hashable
 """Prefixes of different keys never meet: the tenant's name."""
 AHEAD = 8
 """Tokens that are told of what is kept instead, where a match ends."""
-Pages = tuple[int, ...]
-"""One page of each KV group, all of the same positions."""
 
 
 class Node:
     """The end of an edge."""
 
-    __slots__ = ("children", "digest", "name", "pages", "parent", "pins", "queued", "start", "tokens", "used")
+    __slots__ = ("children", "digest", "found", "name", "pages", "parent", "pins", "queued", "start", "tokens", "used")
 
     def __init__(self, parent: Node | None, start: int, tokens: tuple[int, ...], pages: Pages | None) -> None:
         self.parent = parent
@@ -34,7 +34,8 @@ class Node:
         self.tokens = tokens
         """The edge's."""
         self.pages = pages
-        """Hold the tokens from their first slot to this node's end; None where prefixes part inside a page."""
+        """Hold the tokens from their first slot to this node's end; None where prefixes part inside a page. Groups with
+        a window may have a hole."""
         self.children: dict[int, Node] = {}
         """By their edge's first token."""
         self.digest = 0
@@ -45,6 +46,8 @@ class Node:
         """When it was last used, by the clock of `eviction`."""
         self.queued = False
         """Whether it is in the heap of `eviction`."""
+        self.found = False
+        """Whether something parted from it, or was found up to it, within a window (`fading`)."""
         self.pins = 0
         """Pins that go through it."""
 
@@ -128,8 +131,8 @@ class RadixTree:
         partial = None
         if at % self.page_size:
             partial = node
-            while partial.pages is None:
-                partial = next(iter(partial.children.values()))
+            while partial.pages is None:  # any of them will do; of the latest, windows are there the longest
+                partial = next(reversed(partial.children.values()))
         differs = at < most and bool(ahead or node.children)
         return Found(at, tuple(nodes), partial, differs, _ahead(node, ahead) if differs else ())
 
@@ -171,6 +174,21 @@ class RadixTree:
                 self.nodes -= 1
             gone.children = {}
         self._detach(node)
+
+    def fill(self, node: Node, pages: Pages) -> None:
+        """Put pages of the same tokens where the node's have holes."""
+        assert node.pages is not None, "a node without pages is filled"
+        if HOLE in node.pages:
+            more = tuple(new if old == HOLE else HOLE for old, new in zip(node.pages, pages, strict=True))
+            self._hold(more)
+            node.pages = tuple(map(max, node.pages, more))
+
+    def strip(self, node: Node, group: int) -> None:
+        """Give up a node's page of one group: there is a hole now."""
+        assert node.pages is not None, "a node without pages is stripped"
+        gone = tuple(page if index == group else HOLE for index, page in enumerate(node.pages))
+        node.pages = tuple(HOLE if index == group else page for index, page in enumerate(node.pages))
+        self._drop(gone)
 
     def holds_elsewhere(self, digest: int, tokens: tuple[int, ...]) -> bool:
         """Whether some key has a page of these tokens after a prefix of this digest."""

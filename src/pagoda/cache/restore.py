@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from pagoda.cache.groups import Pages
 from pagoda.cache.kv import KVCache
 from pagoda.cache.names import Names
 from pagoda.cache.page_file import PageId
@@ -181,19 +182,23 @@ class Restores:
         if there < at:  # what it follows on was evicted meanwhile
             restore.limit = restore.done
         elif skip < ready:
-            sequence = -restore.tickets[restore.done]
-            units = self._receive(sequence, restore.tenant, upto, (at + skip) * size)
+            sequence, units, count = -restore.tickets[restore.done], list[Pages](), ready - skip
+            while count and not units:  # layers with a window have fewer pages: there is more room once this is passed
+                upto = restore.tokens[: (at + skip + count) * size]
+                units, count = self._receive(sequence, restore.tenant, upto, (at + skip) * size), count // 2
             held += [sequence] * bool(units)
             moves += [PageMove(self._placed(restore, unit), unit) for unit in units]
             if not units:  # no room
                 restore.limit = restore.done
 
-    def _receive(self, sequence: int, tenant: str, tokens: tuple[int, ...], start: int) -> list[tuple[int, ...]]:
+    def _receive(self, sequence: int, tenant: str, tokens: tuple[int, ...], start: int) -> list[Pages]:
         """Pages for the tokens from `start` on. They can be found from here on; `sequence` holds them until it is
         released. None, and nothing is held, if there is no room.
         """
         cache, before = self._cache, (*tokens[:start], NO_TOKEN)
-        cache.admit(sequence, before, tenant, counts=False)
+        if cache.admit(sequence, before, tenant, counts=False).length < start:  # a window before it is gone
+            cache.release(sequence)
+            return []
         if not cache.extend(sequence, start, len(tokens)).fits:
             cache.release(sequence)
             return []

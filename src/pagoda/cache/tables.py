@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from pagoda.cache.radix import Key, Node, Pages
+from pagoda.cache.groups import HOLE, Pages
+from pagoda.cache.radix import Key, Node
 from pagoda.plan import PageCopy
 from pagoda.types import CacheCause
 
 Tables = tuple[tuple[int, ...], ...]
-"""Page numbers in order, per KV group."""
+"""Page numbers in order, per KV group; holes before its window."""
 NO_TOKEN = -1
 """After tokens that are all to be found: the last one never is."""
 
@@ -23,7 +24,9 @@ class Extension:
     copies: tuple[PageCopy, ...] = ()
     """To be carried out, in this order, before the positions are written."""
     lack: int = 0
-    """How many pages of each group were missing."""
+    """How many pages were missing, in the group that lacked most."""
+    group: int = 0
+    """Which that is."""
 
 
 READY = Extension(True)
@@ -55,22 +58,16 @@ class Match:
     length: int
     """In tokens; less than the sequence has, as the last one must be computed to get its logits."""
     cause: CacheCause
+    units: tuple[Pages, ...] = ()
+    """The pages, in order: the sequence's own, then those of pins, then one whose first slots hold the rest."""
     own: tuple[Node, ...] = ()
-    """Whole pages under the sequence's own key."""
-    pinned: tuple[Node, ...] = ()
-    """Whole pages of pins that follow on them."""
+    """Nodes of whole pages under the sequence's own key."""
     partial: Node | None = None
     """A page whose first slots hold the rest."""
     differs: bool = False
     """Whether something kept goes on here with another token."""
     instead: tuple[int, ...] = ()
     """The first tokens with which what this key itself keeps goes on here."""
-
-    @property
-    def units(self) -> list[Pages]:
-        """The pages, in order."""
-        nodes = [*self.own, *self.pinned] + ([self.partial] if self.partial else [])
-        return [node.pages for node in nodes if node.pages is not None]
 
 
 @dataclass(slots=True)
@@ -83,6 +80,8 @@ class Held:
     """Positions from 0 that have slots."""
     committed: int
     """Positions from 0 whose tokens are verified and computed."""
+    begins: tuple[int, ...]
+    """Of each group, how many pages of the table are holes."""
     path: list[Node] = field(default_factory=list)
     """The tree's nodes of its first pages: those are the tree's pages too."""
     tail: list[int] = field(default_factory=list)
@@ -103,5 +102,24 @@ class Held:
         return tuple(own[: chosen.base] + pages for own, pages in zip(self.tables, chosen.pages, strict=True))
 
     def unit(self, index: int) -> Pages:
-        """One page of each group, all of the same positions."""
+        """One page of each group, all of the same positions, or holes."""
         return tuple(table[index] for table in self.tables)
+
+    def check(self, name: str, page_size: int, prefixes: bool) -> None:
+        """Assert that tables cover its slots, holes before its windows apart, and that what is committed has slots and,
+        page by page, is the tree's if that keeps `prefixes`.
+        """
+        assert self.committed <= self.slots, f"{name}: committed beyond its slots"
+        for table, begin in zip(self.tables, self.begins, strict=True):
+            assert len(table) == -(-self.slots // page_size), f"{name}: table does not match its slots"
+            pages = table[begin:]
+            assert len(set(pages)) == len(pages), f"{name} holds a page twice"
+            assert HOLE not in pages, f"{name}: a page of its window is not there"
+            assert set(table[:begin]) <= {HOLE}, f"{name}: a page before its window"
+        if prefixes:
+            assert len(self.path) == self.committed // page_size, "whole committed pages are not in the tree"
+            assert len(self.tail) == self.committed % page_size, "committed tokens are lost"
+        for index, node in enumerate(self.path):
+            assert node.pages is not None, "a path has a node without pages"
+            assert node.pages[0] == self.tables[0][index], "a sequence and the tree have different pages of one prefix"
+            assert node.end == (index + 1) * page_size, "a path skips a page"

@@ -79,8 +79,10 @@ def lines(found: dict[str, Any]) -> list[str]:
     pages, asked = found["pages"], found["asked"]
     rate = "nothing was asked for yet" if asked["hit_rate"] is None else f"{asked['hit_rate']:.1%} of tokens found"
     size, missed = found["unit_bytes"], sum(asked["missed_tokens"].values())
+    groups = len(found["maps"])
+    each = f" and {size:,} bytes" if groups == 1 else f" in {groups} KV groups; one of each has {size:,} bytes"
     told = [
-        f"pages    {pages['total']:,} of {found['page_size']} tokens" + (f" and {size:,} bytes" if size else ""),
+        f"pages    {pages['total']:,} of {found['page_size']} tokens" + (each if size else ""),
         "         " + ", ".join(f"{pages[state]:,} {state}" for state in ("used", "pinned", "cached", "free")),
         f"prefixes {found['prefixes']:,} places where kept prefixes end or part",
         f"asked    {rate}: {asked['found_tokens']:,} of {asked['found_tokens'] + missed:,}",

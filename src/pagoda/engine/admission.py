@@ -86,7 +86,8 @@ def _resolve_max_tokens(prompt: int, asked: int | None, capacity: Capacity, cap:
         room = min(room, cap)
     wanted = room if asked is None else min(asked, room)
     least = 1 if asked is None else wanted
-    pages = min(capacity.pages)
+    windows = capacity.windows or (None,) * len(capacity.pages)
+    pages = min(n for n, window in zip(capacity.pages, windows, strict=True) if window is None)
     fits = pages * capacity.page_size + 1 - prompt  # the last token needs no slot: nothing is computed after it
     if fits < least:
         raise InvalidRequest(

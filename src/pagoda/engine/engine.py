@@ -92,7 +92,9 @@ class Engine:
         self._on_death = on_death
         self._clock = clock
         size, longest = self.capacity.page_size, self.capacity.max_model_len
-        self._cache = cache = KVCache(self.capacity.pages, size, config.prefix_cache, longest)
+        self._cache = cache = KVCache(
+            self.capacity.pages, size, config.prefix_cache, longest, self.capacity.windows, config.rows
+        )
         self._ordered = threading.Condition()
         self._orders: list[Callable[[], object]] = []
         self._disk = open_disk(cache, self._wake) if open_disk else NoDisk()

@@ -48,11 +48,13 @@ class Roster:
     def donor(self, head: Sequence, match: Match) -> Sequence | None:
         """Another choice of the request that holds pages, and so the prompt up to the fork: admission waits for it.
 
-        None if the cache has more: then the head was preempted with an output of its own.
+        None if the cache has more: then the head was preempted with an output of its own. None too if all others went
+        on so far that they gave back what the fork would see in layers with a window.
         """
         if match.length > head.fork_point or not head.fork_point:
             return None
-        return next((other for other in head.state.sequences if other is not head and other.holds_pages), None)
+        others = (other for other in head.state.sequences if other is not head and other.holds_pages)
+        return next((other for other in others if self._cache.forks(other.id, head.fork_point)), None)
 
     def computes(self, head: Sequence, match: Match) -> bool:
         """Whether one that runs is about to have a page or more of the head's tokens beyond what was found."""

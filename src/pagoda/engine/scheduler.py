@@ -128,6 +128,7 @@ class Scheduler:
                 verified = sequence.verified // page_size
                 if self._cache.committed(sequence.id) // page_size < verified:
                     self._roster.commit(sequence)
+                    self._cache.slide(sequence.id)
 
     # Who has what due, and in which order.
 
@@ -250,7 +251,7 @@ class Scheduler:
         """Slots for positions below `upto`, taken from younger sequences if need be; None if none has any to give."""
         while not (extension := self._cache.extend(sequence.id, sequence.computed, upto)).fits:
             self._outline.short = True
-            victim = self._victim(sequence, extension.lack)
+            victim = self._victim(sequence, extension)
             if victim is None:
                 return None  # it keeps its pages and waits: an older one takes them if it must
             self._roster.preempt(victim)
@@ -259,11 +260,12 @@ class Scheduler:
             self._observer.preempted(name)
         return extension
 
-    def _victim(self, sequence: Sequence, lack: int) -> Sequence | None:
+    def _victim(self, sequence: Sequence, short: Extension) -> Sequence | None:
         """Somebody younger than `sequence`; nobody loses pages that this step writes to."""
         placed = self._outline.placed
         younger = (other for other in self._roster.running if other.id > sequence.id and other.id not in placed)
-        return pressure.victim(younger, lack, self._cache.alone, self._cache.page_size)
+        alone, group = self._cache.alone, short.group
+        return pressure.victim(younger, short.lack, lambda other: alone(other, group), self._cache.page_size)
 
     # Admission.
 
@@ -314,12 +316,10 @@ class Scheduler:
         cache, running = self._cache, len(self._roster.running)
         if not running:
             return True
-        if donor is not None:
-            wanted = cache.pages_for(head.known) - head.fork_point // cache.page_size
-        else:
-            wanted = cache.wanted(match, head.known)
-        owed = sum(cache.pages_for(s.known) - len(cache.table(s.id)[0]) for s in self._unfinished if s.holds_pages)
-        return wanted + owed + running <= cache.available
+        forked = donor is not None
+        wanted = cache.wanted_by_fork(head.fork_point, head.known) if forked else cache.wanted(match, head.known)
+        owed = [cache.owed(other.id, other.known) for other in self._unfinished if other.holds_pages]
+        return cache.has([wanted, *owed], running)
 
 
 def _age(sequence: Sequence) -> int:

@@ -176,8 +176,18 @@ class Config:
 
     @property
     def groups(self) -> tuple[KVGroup, ...]:
-        """All layers keep keys and values of all positions: one KV group."""
-        return (KVGroup(self.layers, self.kv_heads, self.head_dim),)
+        """First the layers that see all positions, even if there are none; then those of each window."""
+        kinds = self._kinds
+        return tuple(KVGroup(self.windows.count(kind), self.kv_heads, self.head_dim, kind) for kind in kinds)
+
+    def place(self, i: int) -> tuple[int, int]:
+        """The KV group of layer i, and which of the group's layers it is."""
+        window = self.windows[i]
+        return self._kinds.index(window), self.windows[:i].count(window)
+
+    @property
+    def _kinds(self) -> tuple[int | None, ...]:
+        return (None, *dict.fromkeys(window for window in self.windows if window is not None))
 
     # --- tensors -------------------------------------------------------------------------------------------------
 

@@ -57,7 +57,7 @@ class Decoder(ABC):
         """Where layer i keeps keys and values, and how it scores; `scale` is head_dim^-0.5 if not said."""
         c = self.config
         scale = c.head_dim**-0.5 if scale is None else scale
-        return KVLayer(0, i, c.kv_heads, c.head_dim, scale, c.windows[i], soft_cap, sinks)
+        return KVLayer(*c.place(i), c.kv_heads, c.head_dim, scale, c.windows[i], soft_cap, sinks)
 
     def feed_forward(self, ops: Ops, i: int, h: Value) -> Value:
         """SwiGLU (Shazeer 2020): down(silu(gate(h)) * up(h))."""

@@ -14,7 +14,7 @@ from pagoda.models.decoder import Decoder
 from pagoda.plan import Capacity
 from pagoda.runner.guessing import Guesser
 from pagoda.runner.runner import Runner
-from pagoda.runner.sizing import Sizing
+from pagoda.runner.sizing import Sizing, page_bytes
 
 
 class Digested(Source, Protocol):
@@ -50,7 +50,7 @@ def load_runner(source: Digested, config: EngineConfig, sizing: Sizing, drafter:
     assert isinstance(backend, CpuBackend)
     model = _build(source, backend, sizing)
     page_size, kv_format = config.machine.page_size, config.model.kv_format
-    pages = (sizing.pages,) * len(sizing.groups)
+    pages, beside = sizing.pages, sizing.pages[:1] * len(sizing.drafter_groups)
     store = backend.kv_store(sizing.groups, pages, page_size, kv_format)
     guesser, unit_bytes = None, store.unit_bytes
     if drafter is not None:
@@ -60,19 +60,21 @@ def load_runner(source: Digested, config: EngineConfig, sizing: Sizing, drafter:
                 f"{drafter.name} has {other.vocabulary} tokens and {source.name} {model.vocabulary}: "
                 "a drafter must have the vocabulary of the model it drafts for"
             )
-        own = backend.kv_store(sizing.drafter_groups, pages[:1] * len(sizing.drafter_groups), page_size, kv_format)
+        own = backend.kv_store(sizing.drafter_groups, beside, page_size, kv_format)
         unit_bytes += own.unit_bytes
         guesser = Guesser(backend, other, other.layers, own, first_group=len(sizing.groups))
     elif layers := guess_layers(config.scheduler.speculate, model.layers):
         guesser = Guesser(backend, model, layers, store)
     capacity = Capacity(
-        pages=pages + (sizing.pages,) * len(sizing.drafter_groups),
+        pages=pages + beside,
         page_size=page_size,
         max_model_len=sizing.longest,
         vocabulary=model.vocabulary,
         fingerprint=fingerprint(source.digest(), config, backend, model.config.variant(sizing.longest)),
         layout=f"{backend.layout} {sizing.groups} {drafter.name if drafter else None} {sizing.drafter_groups}",
         unit_bytes=unit_bytes,
+        page_bytes=tuple(page_bytes(group, page_size, kv_format) for group in (*sizing.groups, *sizing.drafter_groups)),
+        windows=tuple(group.window for group in sizing.groups) + (None,) * len(beside),
     )
     return Runner(backend, model, store, capacity, guesser)
 

@@ -11,12 +11,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 
-from pagoda.backends.footprint import Footprint, footprint, packed_bytes, stand_in
+from pagoda.backends.footprint import Footprint, Reads, footprint, packed_bytes, stand_in
 from pagoda.backends.ops import KVGroup
 from pagoda.config import EngineConfig
 from pagoda.errors import InvalidConfig, MemoryLimit
 from pagoda.models import Source, orders, outline, read_config, stored
-from pagoda.plan import MOST_OF_STEP
+from pagoda.plan import MOST_OF_STEP, most_pages
 from pagoda.runner.runner import whole_model
 
 KV_SHARE = 0.6
@@ -45,8 +45,8 @@ class Sizing:
 
     model: str
     weights: tuple[WeightSize, ...]
-    token_weights: int
-    """Weights read for one token of one sequence."""
+    reads: Reads
+    """Weights read by a step."""
     kv_format: str
     groups: tuple[KVGroup, ...]
     page_size: int
@@ -60,8 +60,13 @@ class Sizing:
     """`kv_memory`."""
     free: int
     """Memory to be had before anything was loaded."""
-    pages: int
+    pages: tuple[int, ...]
     """Of each group."""
+    windows_for: int
+    """Sequences whose windows the groups that have one are made for: one that is as long as may be, the others
+    `TYPICAL`. 0 if no group has one."""
+    rows: int
+    """Most rows of a step."""
     rope: int
     """Rotary angles, in Python and in the program."""
     step: int
@@ -70,12 +75,17 @@ class Sizing:
     """Of the model that guesses drafts, packed."""
     drafter_groups: tuple[KVGroup, ...] = ()
     drafter_page_bytes: int = 0
-    """Of one page of each of its groups: it has as many as the model."""
+    """Of one page of each of its groups: it has as many as the model's first."""
 
     @property
     def weight_bytes(self) -> int:
         """All weights, packed."""
         return sum(w.bytes for w in self.weights)
+
+    @property
+    def token_weights(self) -> int:
+        """Weights read for one token of one sequence."""
+        return self.reads.step(1)
 
     @property
     def token_bytes(self) -> int:
@@ -85,7 +95,7 @@ class Sizing:
     @property
     def kv_bytes(self) -> int:
         """All pages, the drafter's too."""
-        return self.pages * (sum(self.page_bytes) + self.drafter_page_bytes)
+        return _sum(self.pages, self.page_bytes) + self.pages[0] * self.drafter_page_bytes
 
     @property
     def kv_limit(self) -> int:
@@ -95,7 +105,7 @@ class Sizing:
     @property
     def longest(self) -> int:
         """Longest sequence in tokens, within `max_model_len` and the pages."""
-        return min(self.max_model_len, self.pages * self.page_size)
+        return _longest(self.groups, self.pages, self.max_model_len, self.rows, self.page_size)
 
     @property
     def started(self) -> int:
@@ -104,11 +114,22 @@ class Sizing:
 
     def sequences(self, tokens: int) -> int:
         """How many sequences of this length fit at once, however many may run."""
-        return self.pages // -(-min(tokens, self.longest) // self.page_size)
+        tokens = min(tokens, self.longest)
+        return min(
+            pages // most_pages(group.window, tokens, 1, self.page_size)
+            for group, pages in zip(self.groups, self.pages, strict=True)
+            if group.layers
+        )
 
     def token_read(self, context: int) -> int:
         """What decoding one token of a single sequence reads, after `context` tokens."""
-        return self.token_weights + context * self.token_bytes
+        return self.step_read(1, context)
+
+    def step_read(self, sequences: int, context: int) -> int:
+        """What a step reads that decodes one token of each of so many sequences, after `context` tokens of each."""
+        seen = (context if group.window is None else min(context, group.window) for group in self.groups)
+        each = -(-_sum(seen, self.page_bytes) // self.page_size)
+        return self.reads.step(sequences) + sequences * each
 
 
 def page_bytes(group: KVGroup, page_size: int, kv_format: str) -> int:
@@ -144,21 +165,26 @@ def size(source: Source, config: EngineConfig, free: int, drafter: Source | None
     each = tuple(page_bytes(g, config.machine.page_size, config.model.kv_format) for g in model.groups)
     drafter_weights, drafter_groups = _drafter(drafter, longest) if drafter else (0, ())
     drafter_each = sum(page_bytes(g, config.machine.page_size, config.model.kv_format) for g in drafter_groups)
-    pages = _pages(sum(each) + drafter_each, config, longest, free, sum(packed.values()) + drafter_weights)
+    budget = _budget(model.groups, each, drafter_each, config, longest, free, sum(packed.values()) + drafter_weights)
+    pages, windows_for = _pages(model.groups, each, drafter_each, config, longest, budget)
+    rows, page_size = config.scheduler.rows, config.machine.page_size
+    reach = _longest(model.groups, pages, longest, rows, page_size)
     return Sizing(
         model=source.architecture,
         weights=_by_format(forms, packed),
-        token_weights=counts.read,
+        reads=counts.reads,
         kv_format=config.model.kv_format,
         groups=model.groups,
-        page_size=config.machine.page_size,
+        page_size=page_size,
         page_bytes=each,
         max_model_len=longest,
         max_num_seqs=config.scheduler.max_num_seqs,
         kv_asked=config.machine.kv_memory,
         free=free,
         pages=pages,
-        rope=2 * 2 * 4 * min(longest, pages * config.machine.page_size) * (sum(shape.table_dims) // 2),
+        windows_for=windows_for,
+        rows=rows,
+        rope=2 * 2 * 4 * reach * (sum(shape.table_dims) // 2),
         step=_step(counts, config),
         drafter_weights=drafter_weights,
         drafter_groups=drafter_groups,
@@ -197,20 +223,28 @@ def _product(dims: Iterable[int]) -> int:
 def _step(counts: Footprint, config: EngineConfig) -> int:
     scheduler = config.scheduler
     drafts = 0 if scheduler.speculate == "off" else MOST_OF_STEP
-    return counts.row * scheduler.rows + counts.sampled_row * min(scheduler.max_num_seqs + drafts, scheduler.rows)
+    sampled = counts.sampled_row * min(scheduler.max_num_seqs + drafts, scheduler.rows)
+    return counts.row * scheduler.rows + counts.fixed + sampled
+
+
+def _sum(counts: Iterable[int], sizes: Iterable[int]) -> int:
+    return sum(count * size for count, size in zip(counts, sizes, strict=True))
 
 
 def _kv_limit(free: int, weights: int) -> int:
     return int(max(0, free - weights) * KV_SHARE)
 
 
-def _pages(each: int, config: EngineConfig, longest: int, free: int, weights: int) -> int:
-    """Pages of each group, all groups holding the same tokens; `each` is the bytes of one page of every group."""
-    machine = config.machine
+def _budget(
+    groups: tuple[KVGroup, ...], each: tuple[int, ...], beside: int, config: EngineConfig, longest: int, free: int,
+    weights: int,
+) -> int:  # fmt: skip
+    """Bytes for pages: at least one of each group. `each` are the groups' bytes of a page, `beside` the drafter's."""
+    machine, unit = config.machine, sum(each) + beside
     limit = _kv_limit(free, weights)
-    needed = -(-longest // machine.page_size)
     if machine.kv_memory is None:
-        budget = min(limit, max(KV_AUTO, each * needed))
+        pages = [most_pages(group.window, longest, config.scheduler.rows, machine.page_size) for group in groups]
+        budget = min(limit, max(KV_AUTO, _sum(pages, each) + pages[0] * beside))
     elif machine.kv_memory > limit:
         raise MemoryLimit(
             f"kv_memory asks for {machine.kv_memory} bytes, and KV may take {limit}: {KV_SHARE:.0%} of what "
@@ -218,11 +252,54 @@ def _pages(each: int, config: EngineConfig, longest: int, free: int, weights: in
         )
     else:
         budget = machine.kv_memory
-    pages = min(budget // each, needed * config.scheduler.max_num_seqs)
-    if pages < 1:
+    if budget < unit:
         raise MemoryLimit(
-            f"a KV page of {machine.page_size} tokens takes {each} bytes, and {budget} are to be had ({free} bytes "
+            f"a KV page of {machine.page_size} tokens takes {unit} bytes, and {budget} are to be had ({free} bytes "
             f"free, {weights} of them for weights, and KV may take {KV_SHARE:.0%} of the rest); "
             "free some memory or take a smaller page_size"
         )
-    return pages
+    return budget
+
+
+def _pages(
+    groups: tuple[KVGroup, ...], each: tuple[int, ...], beside: int, config: EngineConfig, longest: int, budget: int
+) -> tuple[tuple[int, ...], int]:
+    """Pages of each group, and for how many sequences' windows there are some.
+
+    Groups with a window get what n sequences hold there, and no more pages than if all groups had the same; the others
+    get the rest. n is the largest for which n typical sequences fit in the rest, and the longest one too: that may cost
+    windows all beyond half of the memory, not that half. And at most twice as many as may run: as many prefixes can be
+    found again.
+    """
+    size, most = config.machine.page_size, config.scheduler.max_num_seqs
+    needed, typical = -(-longest // size), -(-min(longest, TYPICAL) // size)
+    same, first = budget // (sum(each) + beside), each[0] + beside
+
+    def windows(n: int) -> list[int]:
+        rows = config.scheduler.rows
+        one = [most_pages(group.window, longest, rows, size) for group in groups[1:]]
+        more = [most_pages(group.window, min(longest, TYPICAL), 1, size) for group in groups[1:]]
+        return [min(same, a + (n - 1) * b) for a, b in zip(one, more, strict=True)]
+
+    def taken(n: int) -> int:
+        return _sum(windows(n), each[1:])
+
+    def rest(n: int) -> int:
+        left = budget - taken(n)
+        return min(left // first, needed * most) if first else needed * most
+
+    if len(groups) == 1:
+        return (rest(1),), 0
+    counts = range(2 * most, 1, -1)
+    half = next((n for n in counts if 2 * taken(n) <= budget), 1)
+    goal = min(needed, rest(half))
+    n = next((n for n in counts if rest(n) >= max(goal, n * typical)), 1)
+    return (rest(n), *(min(pages, rest(n)) for pages in windows(n))), n
+
+
+def _longest(groups: tuple[KVGroup, ...], pages: tuple[int, ...], longest: int, rows: int, page_size: int) -> int:
+    """Longest sequence that the pages hold, up to `longest`."""
+    for group, count in zip(groups, pages, strict=True):
+        if count < most_pages(group.window, longest, rows, page_size):
+            longest = min(longest, count * page_size)
+    return longest

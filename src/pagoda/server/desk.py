@@ -185,8 +185,7 @@ class Desk:
         def explained(request: GenerateRequest, cache: CacheExplanation | None) -> PrefixExplanation | None:
             if cache is None:
                 return None
-            groups = len(capacity.pages)
-            return explain_prefix(self.tokenizer, request.prompt, cache, capacity.page_size, groups, speed)
+            return explain_prefix(self.tokenizer, request.prompt, cache, capacity.pages_of, speed)
 
         def all_of_them() -> list[PrefixExplanation | None]:
             return list(map(explained, requests, caches))

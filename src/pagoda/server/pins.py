@@ -9,6 +9,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from operator import mul
 from typing import Any
 
 import msgspec
@@ -86,8 +87,8 @@ class Allowance:
 
 def wire_pin(pin: PinInfo, capacity: Capacity) -> PinAnswer:
     """A pin as it is told."""
-    each = pin.pages // len(capacity.pages)
-    size = each * capacity.unit_bytes if capacity.unit_bytes else None
+    pages = capacity.pages_of(pin.tokens, pin.tokens // capacity.page_size * capacity.page_size)
+    size = sum(map(mul, pages, capacity.page_bytes)) if capacity.page_bytes else None
     return PinAnswer(
         f"{PREFIX}{pin.id}", pin.owner, pin.shared, pin.name, int(pin.created), pin.tokens, pin.pages, size, pin.hits
     )
