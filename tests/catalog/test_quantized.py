@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hf_files import write_model
 
 from families.tiny_families import CONFIGS, weights
 from gguf_writer import stored
+from hf_files import write_model
 from pagoda import LLM, SamplingParams
 from pagoda.catalog import ModelFile, open_model
 from pagoda.errors import InvalidConfig, ModelFileError, UnsupportedModel
@@ -81,7 +81,7 @@ def test_what_is_refused(path: Path) -> None:
     with pytest.raises(InvalidConfig, match="quantize must be one of"):
         LLM(str(path), quantize="q6_k")
     with pytest.raises(UnsupportedModel, match="can be read but not written"):
-        open_model(path, quantize="q6_k")
+        open_model(path, quantize="q3_k")
     file = tiny_file(SHAPE)
     bad = stored("blk.0.attn_q.weight", np.full((96, 96), np.nan, np.float32), "f32")
     path.write_bytes(replace(file, tensors=[bad if t.name == bad.name else t for t in file.tensors]).bytes())

@@ -73,6 +73,8 @@ class Header:
     """int, float, bool, str, or lists of these."""
     tensors: dict[str, TensorInfo]
     """In the file's order."""
+    spans: dict[str, tuple[int, int]]
+    """Where a metadata key's type and value lie: the first byte, and the first behind them."""
 
 
 def read_header(descriptor: int, size: int, label: str, shard: int = 0) -> Header:
@@ -88,14 +90,17 @@ def read_header(descriptor: int, size: int, label: str, shard: int = 0) -> Heade
     tensors, keys = source.number(_U64), source.number(_U64)
     source.claim(keys, 8 + 4 + 1, f"{keys} metadata keys")
     metadata: dict[str, object] = {}
+    spans: dict[str, tuple[int, int]] = {}
     for i in range(keys):
         source.what = f"metadata key {i + 1} of {keys}"
         key = source.string(MAX_KEY)
         if key in metadata:
             source.fail(f"metadata key {key!r} stands there twice")
         source.what = f"metadata {key!r}"
+        begin = source.at
         metadata[key] = _value(source, source.number(_U32))
-    return Header(version, metadata, _tensor_table(source, tensors, _alignment(source, metadata)))
+        spans[key] = (begin, source.at)
+    return Header(version, metadata, _tensor_table(source, tensors, _alignment(source, metadata)), spans)
 
 
 class _Source:

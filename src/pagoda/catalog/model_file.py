@@ -54,6 +54,7 @@ class ModelFile:
                 f"{self.path}: metadata 'general.architecture' {what}; a name such as 'llama' is expected"
             )
         self.architecture = architecture
+        self._spans = header.spans
         self.metadata = MappingProxyType(header.metadata)
         self.tensors = MappingProxyType(header.tensors)
 
@@ -86,12 +87,21 @@ class ModelFile:
         wanted = headers[0].metadata.get("split.tensors.count", len(tensors))
         if wanted != len(tensors):
             raise ModelFileError(f"{self.path}: its parts hold {len(tensors)} tensors, and should hold {wanted!r:.20}")
-        return Header(headers[0].version, headers[0].metadata, tensors)
+        return Header(headers[0].version, headers[0].metadata, tensors, headers[0].spans)
 
     @property
     def name(self) -> str:
         """The file's path, for messages."""
         return str(self.path)
+
+    def stored_metadata(self, key: str) -> bytes:
+        """A key's type and value, as the (first) file has them.
+
+        Raises:
+            ModelFileError: the file has shrunk since it was opened.
+        """
+        begin, end = self._spans[key]
+        return self._shards.piece(f"metadata {key!r}", 0, begin, end - begin).tobytes()
 
     def tensor(self, name: str) -> StoredTensor:
         """Read a tensor's bytes.

@@ -1,8 +1,7 @@
 """A model whose dense matrices are quantised as they are read, a few at a time; everything else passes through.
 
-Quantises rows as `quant` does, with the same bytes as a file that was quantised ahead of time. The embedding and the
-vocabulary projection become q8_0, whatever is asked of the layers: each token hangs on a few of their rows. So do rows
-that are no whole blocks of what is asked.
+Quantises rows as `quant` does, with the same bytes as a file that was quantised ahead of time; `quant.choice` says what
+each tensor becomes.
 """
 
 from __future__ import annotations
@@ -18,17 +17,15 @@ from pagoda.backends.ops import StoredTensor
 from pagoda.catalog.gguf import TensorInfo
 from pagoda.catalog.hf_directory import HuggingDirectory
 from pagoda.catalog.model_file import ModelFile
-from pagoda.config import split_format
+from pagoda.config import FINER, split_format
 from pagoda.errors import ModelFileError, UnsupportedModel
-
-DENSE = ("f32", "f16", "bf16")
-OUTER = ("token_embd.weight", "output.weight")
 
 
 def _layer(name: str) -> int | None:
     """Of a tensor `blk.N.what.weight`: N."""
     first, _, rest = name.partition(".")
-    return int(rest.partition(".")[0]) if first == "blk" else None
+    number = rest.partition(".")[0]
+    return int(number) if first == "blk" and number.isdecimal() else None
 
 
 class Quantized:
@@ -49,7 +46,6 @@ class Quantized:
         base, layers = split_format(format)
         self._format = quant.quantizer(base)
         self._fine_layers = frozenset(layers)
-        self._finer = quant.quantizer("q8_0")
         if unknown := self._fine_layers - set(map(_layer, source.tensors)):
             raise UnsupportedModel(f"{source.name} has no layer {min(unknown)} that {format} could leave finer")
         self.architecture = source.architecture
@@ -60,11 +56,10 @@ class Quantized:
 
     def _target(self, info: TensorInfo) -> quant.Quantizer | None:
         """What a tensor becomes; None if it stays: a vector, quantised already, or rows that are no whole blocks."""
-        if len(info.shape) < 2 or info.format.name not in DENSE:
+        if info.format.name not in quant.DENSE:
             return None
-        fine = info.name in OUTER or _layer(info.name) in self._fine_layers
-        formats = (self._finer,) if fine else (self._format, self._finer)
-        return next((each for each in formats if info.shape[-1] % each.block == 0), None)
+        fine = _layer(info.name) in self._fine_layers
+        return quant.choose(info.name, info.shape, FINER[self._format.name] if fine else self._format.name)
 
     def _shown(self, info: TensorInfo) -> TensorInfo:
         wanted = self._target(info)

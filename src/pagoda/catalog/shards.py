@@ -95,8 +95,12 @@ class Shards:
         """
         return StoredTensor(info.name, info.shape, info.format, self._extent(info).read())
 
+    def piece(self, name: str, shard: int, offset: int, size: int) -> Bytes:
+        """Some bytes of a file, called `name` in messages; errors as `tensor`."""
+        return self.read(_Extent(self, name, shard, offset, size))
+
     def _extent(self, info: TensorInfo) -> _Extent:
-        return _Extent(self, info.name, info.shard, info.offset, info.size)
+        return _Extent(self, f"tensor {info.name!r}", info.shard, info.offset, info.size)
 
     def read(self, extent: _Extent) -> Bytes:
         """The bytes of an extent; errors as `tensor`."""
@@ -105,17 +109,17 @@ class Shards:
             # Not from the heap, where what is packed meanwhile would lie above it and keep it from going back.
             memory = mmap.mmap(-1, size)
         except OSError as error:
-            raise MemoryLimit(f"{path}: no memory for the {size} bytes of tensor {extent.name!r}") from error
+            raise MemoryLimit(f"{path}: no memory for the {size} bytes of {extent.name}") from error
         view, done = memoryview(memory), 0
         while done < size:
             at = extent.offset + done
             try:
                 got = os.preadv(descriptor, [view[done:]], at)
             except OSError as error:
-                raise ModelFileError(f"{path}: tensor {extent.name!r} cannot be read: {error.strerror}") from error
+                raise ModelFileError(f"{path}: {extent.name} cannot be read: {error.strerror}") from error
             if got == 0:
                 raise ModelFileError(
-                    f"{path}: ended at byte {at} within tensor {extent.name!r}, which ends at byte "
+                    f"{path}: ended at byte {at} within {extent.name}, which ends at byte "
                     f"{extent.offset + size}: the file was cut short after it was opened"
                 )
             done += got

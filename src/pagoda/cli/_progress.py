@@ -1,7 +1,8 @@
-"""Progress bars on stderr: for downloads, of every command that may have to fetch a model, and for long work."""
+"""Progress bars on stderr: of a model that is fetched or written, and of work whose amount is known."""
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
@@ -17,8 +18,8 @@ class DownloadBar:
         resolve("smollm2", progress=bar)
     """
 
-    def __init__(self, label: str) -> None:
-        self._label = label
+    def __init__(self, label: str, verb: str = "fetching") -> None:
+        self._label, self._verb = label, verb
         self._bars: Bars | None = None
 
     def __enter__(self) -> Self:
@@ -33,10 +34,17 @@ class DownloadBar:
     def __call__(self, done: int, total: int) -> None:
         """`done` of `total` bytes are here."""
         if self._bars is None:
-            self._bars = _bars()
+            self._bars = _bars(self._verb)
             self._bars.add_task(self._label, total=total)
             self._bars.start()
         self._bars.update(self._bars.task_ids[0], completed=done)
+
+    def say(self, text: str) -> None:
+        """A line above the bar."""
+        if self._bars is None:
+            print(text, file=sys.stderr)
+        else:
+            self._bars.console.print(text, markup=False, highlight=False)
 
 
 class WorkBar:
@@ -72,9 +80,9 @@ class WorkBar:
         self._bars.update(self._bars.task_ids[0], completed=done, total=total)
 
 
-def _bars() -> Bars:
+def _bars(verb: str) -> Bars:
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    return Progress(TextColumn("fetching {task.description}"), *columns, console=Console(stderr=True))
+    return Progress(TextColumn(f"{verb} {{task.description}}"), *columns, console=Console(stderr=True))

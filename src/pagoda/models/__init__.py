@@ -200,9 +200,27 @@ def build(
     parts, factors = config.parts(), config.factor_tensors()
     weights: dict[str, Weight] = {}
     for batch in source.batches(n for n in config.tensors() if n not in factors):
-        pieces = [piece for tensor in batch for piece in _cut(tensor, parts.get(tensor.name))]
+        pieces = [piece for tensor in batch for piece in cut(tensor, parts.get(tensor.name))]
         weights |= {p.name: weight for p, weight in zip(pieces, pack(pieces), strict=True)}
-    numbers = {t.name: t.floats() for batch in source.batches(factors) for t in batch}
+    return assemble(source, config, weights.__getitem__, rope, positions)
+
+
+def assemble(
+    source: Source, config: Config, weight: Callable[[str], Weight], rope: RopeMaker, positions: int
+) -> Decoder:
+    """The model over weights that are packed already, or will be when they are asked for.
+
+    Args:
+        source: where rotary factors come from.
+        config: from `read_config`.
+        weight: a tensor's name -> the backend's weight.
+        rope: the backend's `rope_table`.
+        positions: how many positions will ever be used.
+
+    Raises:
+        ModelFileError: rotary factors are absurd.
+    """
+    numbers = {t.name: t.floats() for batch in source.batches(config.factor_tensors()) for t in batch}
     for name, values in numbers.items():
         if not (np.isfinite(values).all() and (values > 0).all()):
             raise ModelFileError(f"{source.name}: tensor {name!r} must hold positive factors, found {values.min()}")
@@ -210,10 +228,10 @@ def build(
         rope(r.frequencies, positions, adjacent=r.adjacent, magnitude=r.magnitude)
         for r in config.rotations(lambda name: [float(x) for x in numbers[name]], positions)
     ]
-    return _family_of(source)(config, weights.__getitem__, tables)
+    return _family_of(source)(config, weight, tables)
 
 
-def _cut(tensor: StoredTensor, parts: Mapping[str, int] | None) -> list[StoredTensor]:
+def cut(tensor: StoredTensor, parts: Mapping[str, int] | None) -> list[StoredTensor]:
     """A tensor's parts, one below the other: rows of any format are whole blocks, so cutting changes no number."""
     if parts is None:
         return [tensor]

@@ -55,6 +55,11 @@ def fifth_bits(raw: Bytes) -> Bytes:
     return np.unpackbits(raw, axis=-1, bitorder="little") << np.uint8(4)
 
 
+def fifth_bit_bytes(integers: Bytes) -> Bytes:
+    """The inverse: of [blocks, 32] integers under 32 the upper bits, as [blocks, 4] bytes."""
+    return np.packbits(integers >> np.uint8(4), axis=-1, bitorder="little")
+
+
 def inverse(scale: Floats) -> Floats:
     """1 / scale, as ggml's quantisers divide, and 0 where that has no finite value: such a scale is 0 in f16 anyway."""
     with np.errstate(divide="ignore", over="ignore"):

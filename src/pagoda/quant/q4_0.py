@@ -6,6 +6,7 @@ import numpy as np
 
 from pagoda.backends.ops import Bytes, Floats
 from pagoda.quant.blocks import finite, half_bytes, halves, inverse, nibble_bytes, nibbles
+from pagoda.quant.grid import Grid, Integers, slopes
 
 
 class Q4_0:
@@ -29,3 +30,13 @@ class Q4_0:
         scale = largest / np.float32(-8)
         integers = (floats * inverse(scale) + np.float32(8.5)).astype(np.uint8)
         return np.concatenate([half_bytes(scale), nibble_bytes(np.minimum(integers, 15))], axis=1)
+
+    def grid(self, floats: Floats, weights: Floats | None = None) -> Grid:
+        """Scales of least error for [blocks, 32] numbers."""
+        raw = half_bytes(slopes(finite(floats), -8, weights)[:, None])
+        scale = halves(raw)
+        return Grid(scale, np.zeros_like(scale), -8, 7, (raw,))
+
+    def pack(self, grid: Grid, integers: Integers) -> Bytes:
+        """[blocks, 32] integers from -8 to 7 -> [blocks, 18]."""
+        return np.concatenate([*grid.scales, nibble_bytes((integers + np.int8(8)).view(np.uint8))], axis=1)

@@ -6,6 +6,7 @@ import numpy as np
 
 from pagoda.backends.ops import Bytes, Floats
 from pagoda.quant.blocks import finite, half_bytes, halves, inverse, nibble_bytes, nibbles
+from pagoda.quant.grid import Grid, Integers, lines
 
 
 class Q4_1:
@@ -29,3 +30,13 @@ class Q4_1:
         integers = ((floats - minimum) * inverse(scale) + np.float32(0.5)).astype(np.uint8)
         packed = nibble_bytes(np.minimum(integers, 15))
         return np.concatenate([half_bytes(scale), half_bytes(minimum), packed], axis=1)
+
+    def grid(self, floats: Floats, weights: Floats | None = None) -> Grid:
+        """Scales and minima of least error for [blocks, 32] numbers."""
+        scale, below = lines(finite(floats), 15, weights)
+        raw = (half_bytes(scale[:, None]), half_bytes(-below[:, None]))
+        return Grid(halves(raw[0]), halves(raw[1]), 0, 15, raw)
+
+    def pack(self, grid: Grid, integers: Integers) -> Bytes:
+        """[blocks, 32] integers from 0 to 15 -> [blocks, 20]."""
+        return np.concatenate([*grid.scales, nibble_bytes(integers.view(np.uint8))], axis=1)

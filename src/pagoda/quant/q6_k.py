@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from pagoda.backends.ops import Bytes, Floats
-from pagoda.quant.blocks import halves, nibbles
+from pagoda.quant.blocks import finite, half_bytes, halves, inverse, nibble_bytes, nibbles
+from pagoda.quant.grid import Grid, Integers, slopes
 
 
 class Q6_K:
@@ -24,3 +25,26 @@ class Q6_K:
         with np.errstate(invalid="ignore"):
             factors = halves(raw[:, 208:]) * raw[:, 192:208].view(np.int8)
             return (factors[..., None] * integers.reshape(-1, 16, 16)).reshape(-1, 256)
+
+    def quantize(self, floats: Floats) -> Bytes:
+        """[blocks, 256] -> [blocks, 210]: scales of least error, and the numbers nearest with those."""
+        grid = self.grid(floats)
+        return self.pack(grid, grid.nearest(floats))
+
+    def grid(self, floats: Floats, weights: Floats | None = None) -> Grid:
+        """Scales for [blocks, 256] numbers: of each 16, as multiples of the block's own, rounded to 8 bits."""
+        groups = finite(floats).reshape(-1, 16, 16)
+        scales = slopes(groups, -32, None if weights is None else weights.reshape(groups.shape))
+        d = half_bytes(np.abs(scales).max(axis=1, keepdims=True) / np.float32(127))
+        factors = np.clip(np.rint(scales * inverse(halves(d))), -127, 127).astype(np.int8)
+        steps = halves(d) * factors
+        return Grid(steps, np.zeros_like(steps), -32, 31, (factors.view(np.uint8), d))
+
+    def pack(self, grid: Grid, integers: Integers) -> Bytes:
+        """[blocks, 256] integers from -32 to 31 -> [blocks, 210]."""
+        whole = (integers + np.int8(32)).view(np.uint8).reshape(-1, 2, 4, 32)
+        low = nibble_bytes((whole & np.uint8(15)).reshape(-1, 2, 128)).reshape(-1, 128)
+        pairs = whole >> np.uint8(4)
+        high = pairs[:, :, 0] | pairs[:, :, 1] << np.uint8(2) | pairs[:, :, 2] << np.uint8(4)
+        high |= pairs[:, :, 3] << np.uint8(6)
+        return np.concatenate([low, high.reshape(-1, 64), *grid.scales], axis=1)

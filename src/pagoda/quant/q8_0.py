@@ -6,6 +6,7 @@ import numpy as np
 
 from pagoda.backends.ops import Bytes, Floats
 from pagoda.quant.blocks import finite, half_bytes, halves, inverse
+from pagoda.quant.grid import Grid, Integers
 
 
 class Q8_0:
@@ -30,3 +31,13 @@ class Q8_0:
         whole += (magnitude - whole) >= np.float32(0.5)
         integers = np.copysign(whole, scaled).astype(np.int8)
         return np.concatenate([half_bytes(scale), integers.view(np.uint8)], axis=1)
+
+    def grid(self, floats: Floats, weights: Floats | None = None) -> Grid:  # noqa: ARG002
+        """Scales that take the largest of [blocks, 32] numbers to 127: so fine that errors need no weights."""
+        raw = half_bytes(np.abs(finite(floats)).max(axis=1, keepdims=True) / np.float32(127))
+        scale = halves(raw)
+        return Grid(scale, np.zeros_like(scale), -127, 127, (raw,))
+
+    def pack(self, grid: Grid, integers: Integers) -> Bytes:
+        """[blocks, 32] integers -> [blocks, 34]."""
+        return np.concatenate([*grid.scales, integers.view(np.uint8)], axis=1)

@@ -14,6 +14,7 @@ from pagoda.quant.bf16 import BF16
 from pagoda.quant.f8 import F8
 from pagoda.quant.f16 import F16
 from pagoda.quant.f32 import F32
+from pagoda.quant.grid import Grid, Integers
 from pagoda.quant.iq4_nl import IQ4_NL
 from pagoda.quant.iq4_xs import IQ4_XS
 from pagoda.quant.mxfp4 import MXFP4
@@ -37,6 +38,19 @@ class Quantizer(StoredFormat, Protocol):
 
     def quantize(self, floats: Floats) -> Bytes:
         """[blocks, block] -> [blocks, block_bytes]."""
+        ...
+
+
+@runtime_checkable
+class GridQuantizer(Quantizer, Protocol):
+    """A format of scales and integers, which may be chosen apart."""
+
+    def grid(self, floats: Floats, weights: Floats | None = None) -> Grid:
+        """Scales for [blocks, block] numbers; `weights`, of the same shape, say how much an error counts."""
+        ...
+
+    def pack(self, grid: Grid, integers: Integers) -> Bytes:
+        """A grid's scales, and integers [blocks, block] within its bounds -> [blocks, block_bytes]."""
         ...
 
 

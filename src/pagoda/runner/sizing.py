@@ -169,13 +169,14 @@ def size(source: Source, config: EngineConfig, free: int, drafter: Source | None
     counts = footprint(
         lambda ops: whole_model(model, ops), {n: form for n, (form, _) in forms.items()}, config.model.activations
     )
-    page_size, formats = config.machine.page_size, model.kv_formats(config.model.kv_format)
+    rows, page_size = config.scheduler.rows, config.machine.page_size
+    formats = model.kv_formats(config.model.kv_format)
     each = tuple(page_bytes(g, page_size, f) for g, f in zip(model.groups, formats, strict=True))
     drafter_weights, drafter_groups = _drafter(drafter, longest) if drafter else (0, ())
     drafter_each = sum(page_bytes(g, page_size, split_format(config.model.kv_format)[0]) for g in drafter_groups)
     budget = _budget(model.groups, each, drafter_each, config, longest, free, sum(packed.values()) + drafter_weights)
     pages, windows_for = _pages(model.groups, each, drafter_each, config, longest, budget)
-    reach = _longest(model.groups, pages, longest, config.scheduler.rows, page_size)
+    reach = _longest(model.groups, pages, longest, rows, page_size)
     return Sizing(
         model=source.architecture,
         weights=_by_format(forms, packed),
