@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from pagoda.backends import BACKENDS
-from pagoda.backends.cpu import KV_FORMATS
 from pagoda.backends.ops import Backend, Draw, KVGroup, KVLayer, Program, Step
 from pagoda.cache import KVCache, PathStart
+from pagoda.config import KV_FORMATS
 from pagoda.plan import Chunk, SequenceStart, StepPlan, tree_paths
 from pagoda.runner.batch import Batcher
 from pagoda.types import SamplingParams

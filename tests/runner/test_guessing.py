@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from pagoda.backends import open_backend
 from pagoda.plan import GUESS, LAST, Capacity, StepResult

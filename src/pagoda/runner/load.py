@@ -50,6 +50,7 @@ def load_runner(source: Digested, config: EngineConfig, sizing: Sizing, drafter:
     assert isinstance(backend, CpuBackend)
     model = _build(source, backend, sizing)
     page_size, kv_format = config.machine.page_size, config.model.kv_format
+    drafter_format = split_format(kv_format)[0]
     pages, beside = sizing.pages, sizing.pages[:1] * len(sizing.drafter_groups)
     store = backend.kv_store(sizing.groups, pages, page_size, model.kv_formats(kv_format))
     guesser, unit_bytes = None, store.unit_bytes
@@ -60,7 +61,7 @@ def load_runner(source: Digested, config: EngineConfig, sizing: Sizing, drafter:
                 f"{drafter.name} has {other.vocabulary} tokens and {source.name} {model.vocabulary}: "
                 "a drafter must have the vocabulary of the model it drafts for"
             )
-        own = backend.kv_store(sizing.drafter_groups, beside, page_size, split_format(kv_format)[0])
+        own = backend.kv_store(sizing.drafter_groups, beside, page_size, drafter_format)
         unit_bytes += own.unit_bytes
         guesser = Guesser(backend, other, other.layers, own, first_group=len(sizing.groups))
     elif layers := guess_layers(config.scheduler.speculate, model.layers):
@@ -73,7 +74,7 @@ def load_runner(source: Digested, config: EngineConfig, sizing: Sizing, drafter:
         fingerprint=fingerprint(source.digest(), config, backend, model.config.variant(sizing.longest)),
         layout=f"{backend.layout} {sizing.groups} {drafter.name if drafter else None} {sizing.drafter_groups}",
         unit_bytes=unit_bytes,
-        page_bytes=tuple(page_bytes(group, page_size, kv_format) for group in (*sizing.groups, *sizing.drafter_groups)),
+        page_bytes=sizing.page_bytes + tuple(page_bytes(g, page_size, drafter_format) for g in sizing.drafter_groups),
         windows=tuple(group.window for group in sizing.groups) + (None,) * len(beside),
     )
     return Runner(backend, model, store, capacity, guesser)
