@@ -37,7 +37,7 @@ STEPS = {
 """Name -> sequences, their context, and tokens that the step computes of each."""
 
 
-def step_of(sequences: int, context: int, tokens: int) -> tuple[Step, list[Draw]]:
+def step_of(sequences: int, context: int, tokens: int, groups: int) -> tuple[Step, list[Draw]]:
     """A step that draws one token, the likeliest, for each sequence; the draws."""
     rows, pages = sequences * tokens, -(-(context + tokens) // SLOTS)
     ints = np.int32
@@ -45,7 +45,7 @@ def step_of(sequences: int, context: int, tokens: int) -> tuple[Step, list[Draw]
         np.arange(100, 100 + rows, dtype=ints),
         np.tile(np.arange(context, context + tokens, dtype=ints), sequences),
         np.repeat(np.arange(sequences, dtype=ints), tokens),
-        (np.random.default_rng(0).permutation(sequences * pages).astype(ints).reshape(sequences, pages),),
+        (np.random.default_rng(0).permutation(sequences * pages).astype(ints).reshape(sequences, pages),) * groups,
         np.arange(tokens - 1, rows, tokens, dtype=ints),
         starts=tuple((s, np.zeros(1, ints)) for s in range(sequences)),
     )
@@ -56,7 +56,7 @@ def step_of(sequences: int, context: int, tokens: int) -> tuple[Step, list[Draw]
 def measure(runner: Any, name: str, repeats: int) -> dict[str, float]:
     """Milliseconds of each kind of stage, of all stages, and of the whole step as it is without the clock."""
     program, kv, slots = runner._program, runner._kv, runner._slots
-    step, draws = step_of(*STEPS[name])
+    step, draws = step_of(*STEPS[name], len(runner.capacity.pages))
     taken, wall = [], []
     for i in range(2 * repeats):
         program.clocked = i % 2 == 0

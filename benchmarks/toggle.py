@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pagoda.backends.machine import free_memory
+from pagoda.backends.texts import NativeTexts
 from pagoda.catalog import open_model
 from pagoda.config import EngineConfig, MachineConfig, ModelConfig, SchedulerConfig
 from pagoda.engine import Engine, validate
@@ -136,7 +137,7 @@ def policies(bench: Bench) -> Callable[[bool], None]:
 
 def looking(bench: Bench) -> Callable[[bool], None]:
     """The n-gram drafter follows what is said (as others wait, no draft is verified); or there is none."""
-    kinds = {True: controller("auto"), False: Controller()}
+    kinds = {True: controller("auto", NativeTexts()), False: Controller()}
 
     def switch(on: bool) -> None:
         bench.engine._speculation = bench.engine._scheduler._speculation = kinds[on]

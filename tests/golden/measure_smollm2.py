@@ -48,7 +48,8 @@ class Net:
     def logits(self, ids: Sequence[int], chunks: Sequence[int]) -> Floats:
         """All logits [n, V] of a sequence from position 0, fed in chunks of these lengths; the last one is repeated."""
         pages = np.arange(-(-len(ids) // PAGE_SIZE), dtype=np.int32)[::-1].copy()
-        kv = self._backend.kv_store(self._model.groups, [len(pages)], PAGE_SIZE, self._kv_format)
+        groups = self._model.groups
+        kv = self._backend.kv_store(groups, [len(pages)] * len(groups), PAGE_SIZE, self._kv_format)
         parts, start, sizes = [], 0, list(chunks)
         while start < len(ids):
             end = min(len(ids), start + (sizes.pop(0) if len(sizes) > 1 else sizes[0]))
@@ -56,7 +57,7 @@ class Net:
                 ids=np.array(ids[start:end], np.int32),
                 positions=np.arange(start, end, dtype=np.int32),
                 sequences=np.zeros(end - start, np.int32),
-                tables=(pages[None],),
+                tables=(pages[None],) * len(groups),
                 sampled=np.arange(end - start, dtype=np.int32),
             )
             parts.append(self._program.submit(kv, step, outputs=True).wait().outputs["logits"])
