@@ -7,6 +7,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from itertools import count
+from math import inf
 
 import pytest
 
@@ -78,10 +79,12 @@ class Machine:
     tokens: int = 0
     drafts: int = 0
 
-    def play(self, sequences: list[Sequence], steps: int) -> None:
+    def play(self, sequences: list[Sequence], steps: int, within: float = inf) -> float:
+        """The longest step."""
+        longest = 0.0
         by_name = {drafter.name: drafter for drafter in self.drafters}
         for number in range(steps):
-            self.controller.open(sequences, 512, True)
+            self.controller.open(sequences, 512, True, within)
             chunks, guessing = [], 0.0
             for each in sequences:
                 name, guess = self.controller.draft(each)
@@ -94,6 +97,7 @@ class Machine:
             taken = self.cost(plan.rows) * self.rng.uniform(1, 1 + self.noise) + guessing
             self.controller.finished(plan, StepResult(number, (), taken, guessing), 0.0, not plan.drafts)
             self.seconds += taken
+            longest = max(longest, taken)
             self.drafts += plan.drafts
             for each, chunk in zip(sequences, chunks, strict=True):
                 right = 0
@@ -103,6 +107,7 @@ class Machine:
                 if chunk.drafts:
                     self.controller.verified(each, chunk.drafter, chunk.drafts, right)
             self.controller.check()
+        return longest
 
     @property
     def rate(self) -> float:
@@ -218,6 +223,19 @@ def test_promises_that_are_not_kept_are_trusted_less_for_a_while() -> None:
     assert early > 0
     assert machine.drafts - early < 10 * early
     assert machine.rate > 0.9 * 4 / steep(4)
+
+
+@pytest.mark.parametrize("within", [1.3, 2.0, 2.8])
+def test_drafts_keep_a_step_within_its_time(within: float) -> None:
+    """Those that have no drafts in it wait for its end: a target is kept whatever would be most tokens per second."""
+    drafters = [Coin(0.95)]
+    machine = Machine(Controller(drafters), drafters, flat)
+    sequences = [sequence() for _ in range(4)]
+    assert machine.play(sequences, 200) > 3.2, "much more pays"
+    machine.drafts = 0
+    longest = machine.play(sequences, 200, within)
+    assert longest <= within * 1.1, "predictions are a little hopeful"
+    assert machine.drafts > 0
 
 
 def test_no_drafts_beside_a_prompt_nor_past_the_rows_nor_for_who_wants_none() -> None:

@@ -61,6 +61,8 @@ class Pace:
         self._cost = cost
         self._target = None if config.tpot_target_ms is None else config.tpot_target_ms / 1000
         self._left = self._more = 0.0
+        self.seconds = math.inf
+        """What the step may take, drafts included."""
         self._any = False
         self._rows = 0
 
@@ -75,9 +77,9 @@ class Pace:
         self._rows = load.singles
         if not self._fixed:
             calm = self._cost.predict(Work(load.singles, load.singles, load.attended))
-            allowed = self.allowed(load, calm)
-            self._left = allowed - calm
-            self._more = LONGEST_S - allowed if load.tpot is None else 0.0
+            self.seconds = self.allowed(load, calm)
+            self._left = self.seconds - calm
+            self._more = LONGEST_S - self.seconds if load.tpot is None else 0.0
 
     def allowed(self, load: Load, calm: float) -> float:
         """Seconds that a step may take which without prompts takes `calm`; without end if the chunk is fixed."""

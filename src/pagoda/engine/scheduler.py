@@ -88,7 +88,7 @@ class Scheduler:
         """
         singles, prompts = self._due()
         alone = not (self._roster.waiting or prompts or self._by_age)
-        if not self._speculation.open(singles, self._rows, alone):
+        if not self._speculation.open(singles, self._rows, alone, self._pace.seconds):
             return None
         self._outline = outline = Outline(self._rows)
         outline.loads, back = self._disk.begin()

@@ -7,9 +7,10 @@ are most. A drafter that is not worth asking is tried now and then, for less tha
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
-from math import ceil
+from math import ceil, inf
 
 from pagoda.engine.request import Sequence
 from pagoda.engine.speculation.drafter import MOST_DRAFTS, NO_GUESS, Drafter, Guess
@@ -70,8 +71,14 @@ class Controller:
         """Whom it asks."""
         return tuple(self._drafters.values())
 
-    def open(self, singles: Many[Sequence], rows: int, alone: bool) -> bool:
-        """A step begins: who has one token due, of so many rows; `alone`: nobody else wants any.
+    def open(self, singles: Many[Sequence], rows: int, alone: bool, within: float = inf) -> bool:
+        """A step begins.
+
+        Args:
+            singles: who has one token due.
+            rows: of the step, at most.
+            alone: nobody else wants any of them.
+            within: seconds that the step may take: not all who wait for it have drafts in it.
 
         Returns:
             Whether to go on. False: rather wait for the tokens in flight, which tell what to draft.
@@ -88,6 +95,9 @@ class Controller:
             self._take_all(offers, spare)
             return True
         if not offers or not self._times.knows(self._running):  # first of all, what it takes without
+            return True
+        spare = bisect_right(self._times.span(self._running, spare), within) - 1
+        if spare <= 0:
             return True
         plain = self._running / (self._times.seconds(self._running) + self._times.gap_ahead)
         best, chosen = _Choice(plain * GAIN), list[_Offer]()
