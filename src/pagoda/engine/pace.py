@@ -13,8 +13,10 @@ from pagoda.config import SchedulerConfig
 from pagoda.engine.cost import StepCost, Work
 from pagoda.engine.request import Sequence
 
-MARGIN = 0.9
-"""Of a TPOT target, what a step is planned to take: predictions err."""
+MARGIN, DOUBT, LEAST_MARGIN = 0.9, 2.5, 0.6
+"""Of a TPOT target, what a step is planned to take if predictions are right; how many of their mean relative errors a
+step may be late, so that the slowest of a hundred keeps it too; and the least of a target that is planned for.
+"""
 STALL = 2.0
 """Without a target: how much longer a step may take for the prompts in it."""
 SMOOTH_S = 0.05
@@ -86,7 +88,7 @@ class Pace:
         if self._fixed:
             return math.inf
         if load.tpot is not None:
-            return min(MARGIN * load.tpot, LONGEST_S)
+            return min(max(MARGIN / (1 + DOUBT * self._cost.error), LEAST_MARGIN) * load.tpot, LONGEST_S)
         if not load.singles:
             return LONGEST_S
         usual = min(max(STALL * calm, SMOOTH_S), LONGEST_S)
