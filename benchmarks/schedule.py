@@ -14,8 +14,10 @@ import json
 import statistics
 import time
 
+from pagoda.backends.texts import NativeTexts
 from pagoda.config import SchedulerConfig
 from pagoda.engine import Engine, validate
+from pagoda.engine.speculation import controller
 from pagoda.plan import Capacity, Sampled, StepPlan, StepResult
 from pagoda.types import SamplingParams
 
@@ -63,7 +65,7 @@ class Runner:
 def measure(running: int, waiting: int, tenants: int = 1, speculate: str = "off") -> dict[str, float]:
     """Median and best microseconds of a step with so many sequences that run and that wait, of so many tenants."""
     config = SchedulerConfig(max_num_seqs=running, max_queued=running + waiting, speculate=speculate)
-    engine = Engine(Runner(), Tokenizer(), config)
+    engine = Engine(Runner(), Tokenizer(), config, speculation=controller(speculate, NativeTexts()))
     for i in range(running + waiting):
         params = SamplingParams(max_tokens=10_000, seed=i)
         engine.submit(

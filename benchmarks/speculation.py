@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 from collections.abc import Sequence
 from typing import Any
@@ -70,9 +71,9 @@ class Policies(Controller):
         """Of all of them."""
         return tuple(drafter for policy in self.all.values() for drafter in policy.drafters)
 
-    def open(self, singles: Sequence[Underway], rows: int, alone: bool) -> bool:
+    def open(self, singles: Sequence[Underway], rows: int, alone: bool, within: float = math.inf) -> bool:
         """As the one says whose turn it is."""
-        return self.now.open(singles, rows, alone)
+        return self.now.open(singles, rows, alone, within)
 
     def draft(self, sequence: Underway) -> tuple[str, Guess]:
         """As the one says whose turn it is."""

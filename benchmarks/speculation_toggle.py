@@ -7,6 +7,7 @@ block, and blocks in which a sequence began or ended, do not count.
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 import time
@@ -56,9 +57,9 @@ class Toggled(Controller):
         """A new batch of so many sequences."""
         self.batch, self.blocks = batch, [Block(ORDER[0])]
 
-    def open(self, singles: Sequence[Underway], rows: int, alone: bool) -> bool:
+    def open(self, singles: Sequence[Underway], rows: int, alone: bool, within: float = math.inf) -> bool:
         """In a block without: as a controller that has nobody to ask."""
-        return super().open(singles, rows, alone) if self.blocks[-1].on else self.nobody.open(singles, rows, alone)
+        return (super() if self.blocks[-1].on else self.nobody).open(singles, rows, alone, within)
 
     def draft(self, sequence: Underway) -> tuple[str, Guess]:
         """In a block without, none."""
