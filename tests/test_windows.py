@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from itertools import count
 from pathlib import Path
@@ -13,7 +14,7 @@ from families.tiny_families import CONFIGS, as_gguf
 from pagoda.engine import iterate, validate
 from pagoda.llm import Opened
 from pagoda.plan import most_pages
-from pagoda.types import CacheCause, FinishReason, SamplingParams
+from pagoda.types import CacheCause, FinishReason, SamplingParams, TokenEvent
 from tiny_engine import GREEDY, SAMPLED, opened
 
 WINDOW, CHUNK, SIZE = 16, 16, 4
@@ -78,10 +79,16 @@ def test_a_long_sequence_holds_a_window(paths: dict[str, str], name: str, prefix
         prompt = [3 + (7 * i) % 250 for i in range(300)]
         params = SamplingParams(max_tokens=60, temperature=0, ignore_eos=True)
         request = validate(prompt, params, capacity, request_id="long", arrival=time.monotonic())
-        most = [0, 0]
-        for event in iterate(made.engine, [request]):
-            if event.finish is None:
-                most = list(map(max, most, held(made)))
+        most, over = [0, 0], threading.Event()
+
+        def sink(event: TokenEvent) -> None:
+            """On the engine's thread, so that what is held cannot be gone by now."""
+            most[:] = map(max, most, held(made))
+            if event.finish is not None:
+                over.set()
+
+        made.engine.submit(request, sink)
+        assert over.wait(60)
     assert 300 // SIZE <= most[0] <= 360 // SIZE
     assert 1 < most[1] <= most_pages(WINDOW, 360, CHUNK, SIZE) < 300 // SIZE // 4
 

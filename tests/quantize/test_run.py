@@ -27,7 +27,6 @@ from pagoda.quantize.unfinished import at, directory_of
 from tiny import TinyShape, metadata, tiny_file
 
 DENSE = TinyShape(format="f32", embedding_format="f32", layers=3)
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -81,7 +80,7 @@ def test_killed_it_goes_on(model: Path, tmp_path: Path) -> None:
         def slow(done, total): time.sleep(0.05)
         quantize({str(model)!r}, {str(out)!r}, Options("q4_0", method="gptq", tokens=100), progress=slow)
     """
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OPENBLAS_NUM_THREADS": "1"}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OPENBLAS_NUM_THREADS": "1"}
     child = subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)], env=environment)
     journal = directory_of(out) / "journal"
     while not journal.exists() or journal.read_bytes().count(b"\n") < 3:
@@ -251,7 +250,7 @@ def test_memory_stays_below_two_layers_and_the_largest_tensor(tmp_path: Path, me
         quantize({str(model)!r}, {str(tmp_path / "out.gguf")!r}, Options("q4_0", method={method!r}, tokens=64))
         print(1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before))
     """
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OPENBLAS_NUM_THREADS": "1"}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OPENBLAS_NUM_THREADS": "1"}
     grew = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script)], env=environment, capture_output=True, text=True, check=True
     )
