@@ -81,6 +81,10 @@ class Toggled(Controller):
             self.blocks.append(Block(ORDER[len(self.blocks) % 4]))
 
 
+TRIES = 20
+"""Rounds of answers without one ratio after which there will be none."""
+
+
 @dataclass
 class Ratios:
     """Of tokens per second, with against without."""
@@ -127,6 +131,8 @@ def toggle(
             accepted, rejected = counted(event, accepted, rejected)
         ratios.add(policy.blocks)
         first += batch
+        if not ratios.values and first >= TRIES * batch:
+            raise SystemExit(f"answers of {tokens} tokens are over before speculation was on and off: raise --tokens")
     low, high = ratios.interval()
     return {
         "task": task,

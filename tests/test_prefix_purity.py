@@ -5,17 +5,13 @@ llama.cpp#28527, #4902: a cached repeat changes the answer at temperature 0. OVM
 
 from __future__ import annotations
 
-import time
 from itertools import count
 from typing import Any
 
 import pytest
 
-from pagoda.engine import iterate, validate
-from pagoda.llm import Opened
-from pagoda.types import FinishReason
 from tiny import tiny_model
-from tiny_engine import GREEDY, SAMPLED, opened
+from tiny_engine import answers, opened
 
 SYSTEM = tuple(3 + (i * i) % 200 for i in range(53))
 PROMPTS = [(*SYSTEM[:n], 20 + i, 30 + n) for i, n in enumerate((53, 53, 53, 40, 21, 7, 0, 53, 40))]
@@ -27,31 +23,11 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(tiny_model(tmp_path_factory.mktemp("tiny"), seed=9))
 
 
-def answers(made: Opened, together: bool = False, tenant: str = "") -> tuple[list[Any], list[int]]:
-    """What each prompt gets, bit for bit, and how much of it was found."""
-    requests = [
-        validate(
-            prompt, params, made.engine.capacity, request_id=f"{next(NAMES)}", arrival=time.monotonic(), tenant=tenant
-        )
-        for params in (GREEDY, SAMPLED)
-        for prompt in PROMPTS
-    ]
-    found, told = {}, {}
-    for batch in [requests] if together else [[each] for each in requests]:
-        for event in iterate(made.engine, batch):
-            told.setdefault((event.request_id, event.index), []).append((event.token_ids, event.logprobs))
-            if event.finish is not None:
-                assert event.finish is FinishReason.LENGTH, event.error
-                found[event.request_id] = event.cached_tokens
-    order = [(request.id, index) for request in requests for index in range(request.params.n)]
-    return [told[key] for key in order], [found[request.id] for request in requests]
-
-
 @pytest.fixture(scope="module")
 def plain(path: str) -> list[Any]:
     """Without the cache, one after another."""
     with opened(path, prefix_cache=False) as made:
-        told, found = answers(made)
+        told, found = answers(made, PROMPTS)
         assert not any(found)
         return told
 
@@ -59,14 +35,14 @@ def plain(path: str) -> list[Any]:
 @pytest.mark.parametrize("options", [{}, {"page_size": 1}, {"page_size": 4, "chunk": 5}, {"page_size": 64}], ids=str)
 def test_off_cold_warm_and_pinned_are_the_same(path: str, plain: list[Any], options: dict[str, Any]) -> None:
     with opened(path, **options) as made:
-        cold, found = answers(made)
+        cold, found = answers(made, PROMPTS)
         assert cold == plain
         assert any(found)
-        warm, found = answers(made)
+        warm, found = answers(made, PROMPTS)
         assert warm == plain
         assert found == [len(prompt) - 1 for prompt in PROMPTS] * 2, "a repeat finds all but the last token"
         assert made.engine.pin(SYSTEM, "someone").result(20).tokens == len(SYSTEM)
-        pinned, found = answers(made, tenant="another")
+        pinned, found = answers(made, PROMPTS, tenant="another")
         assert pinned == plain
         assert min(found[:3]) >= len(SYSTEM)
 
@@ -74,5 +50,5 @@ def test_off_cold_warm_and_pinned_are_the_same(path: str, plain: list[Any], opti
 @pytest.mark.parametrize("options", [{}, {"page_size": 4, "chunk": 16}, {"kv_memory": 2**15, "page_size": 4}], ids=str)
 def test_all_at_once_is_the_same(path: str, plain: list[Any], options: dict[str, Any]) -> None:
     with opened(path, **options) as made:
-        assert answers(made, together=True)[0] == plain
-        assert answers(made, together=True)[0] == plain
+        assert answers(made, PROMPTS, together=True)[0] == plain
+        assert answers(made, PROMPTS, together=True)[0] == plain

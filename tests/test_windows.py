@@ -14,8 +14,8 @@ from families.tiny_families import CONFIGS, as_gguf
 from pagoda.engine import iterate, validate
 from pagoda.llm import Opened
 from pagoda.plan import most_pages
-from pagoda.types import CacheCause, FinishReason, SamplingParams, TokenEvent
-from tiny_engine import GREEDY, SAMPLED, opened
+from pagoda.types import CacheCause, SamplingParams, TokenEvent
+from tiny_engine import answers, opened
 
 WINDOW, CHUNK, SIZE = 16, 16, 4
 SYSTEM = tuple(3 + (i * i) % 200 for i in range(150))
@@ -37,31 +37,13 @@ def tiny(path: str, **options: Any) -> Any:
     return opened(path, **{"page_size": SIZE, "chunk": CHUNK, "kv_memory": 2**21} | options)
 
 
-def answers(made: Opened, together: bool = False) -> tuple[list[Any], list[int]]:
-    """What each prompt gets, bit for bit, and how much of it was found."""
-    requests = [
-        validate(prompt, params, made.engine.capacity, request_id=f"{next(NAMES)}", arrival=time.monotonic())
-        for params in (GREEDY, SAMPLED)
-        for prompt in PROMPTS
-    ]
-    found, told = {}, {}
-    for batch in [requests] if together else [[each] for each in requests]:
-        for event in iterate(made.engine, batch):
-            told.setdefault((event.request_id, event.index), []).append((event.token_ids, event.logprobs))
-            if event.finish is not None:
-                assert event.finish is FinishReason.LENGTH, event.error
-                found[event.request_id] = event.cached_tokens
-    order = [(request.id, index) for request in requests for index in range(request.params.n)]
-    return [told[key] for key in order], [found[request.id] for request in requests]
-
-
 @pytest.fixture(scope="module")
 def plain(paths: dict[str, str]) -> dict[str, list[Any]]:
     """Whole prompts in one step, without the cache, one after another: a whole table of a window's pages each."""
     told = {}
     for name, path in paths.items():
         with tiny(path, prefix_cache=False, chunk=512) as made:
-            told[name] = answers(made)[0]
+            told[name] = answers(made, PROMPTS)[0]
     return told
 
 
@@ -115,9 +97,11 @@ def test_nothing_is_different(
     """Cold, met again, and all at once, with few pages or many; also of choices that can no longer be forked."""
     with tiny(paths[name], **options) as made:
         for together in (False, False, True):
-            assert answers(made, together)[0] == plain[name]
+            assert answers(made, PROMPTS, together)[0] == plain[name]
         if options.get("kv_memory") == 2**24:  # windows for all of them
-            assert answers(made)[1] == [len(prompt) - 1 for prompt in PROMPTS] * 2, "a repeat finds all but a token"
+            assert answers(made, PROMPTS)[1] == [len(prompt) - 1 for prompt in PROMPTS] * 2, (
+                "a repeat finds all but a token"
+            )
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -126,9 +110,9 @@ def test_a_restart_is_warm(paths: dict[str, str], plain: dict[str, list[Any]], n
     options = {"kv_dir": str(tmp_path / "kv"), "max_num_seqs": 1, "max_model_len": 192}
     with tiny(paths[name], **options) as made:
         assert made.engine.capacity.pages[1] < 2 * 160 // SIZE, "or nothing would have to go"
-        assert answers(made)[0] == plain[name]
+        assert answers(made, PROMPTS)[0] == plain[name]
     with tiny(paths[name], **options) as made:
-        told, found = answers(made)
+        told, found = answers(made, PROMPTS)
         report = made.engine.disk_report()
     assert told == plain[name]
     assert found[0] >= 150 // SIZE * SIZE
@@ -144,13 +128,13 @@ def test_a_pin_holds_its_windows(paths: dict[str, str], plain: dict[str, list[An
         pin = made.engine.pin(SYSTEM, "someone").result(20)
         assert pin.pages == 38 + most_pages(WINDOW, len(SYSTEM), 1, SIZE)
         for _ in range(2):
-            told, found = answers(made)
+            told, found = answers(made, PROMPTS)
             assert told == plain[name]
             assert found[0] == found[1] == found[3] == len(SYSTEM)
         letters = [each.count("p") for each in made.engine.cache_report().maps]
         assert letters == [38, most_pages(WINDOW, len(SYSTEM), 1, SIZE)]
         assert made.engine.unpin(pin.id)
-        assert answers(made)[0] == plain[name]
+        assert answers(made, PROMPTS)[0] == plain[name]
 
 
 def test_windows_that_are_gone_are_said_to_be(paths: dict[str, str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bars
 
 
-class _Bar:
+class _Bar(ABC):
     """A bar that appears with the first news: what is done at once costs no line and no import."""
 
     def __init__(self, label: str) -> None:
@@ -27,8 +28,9 @@ class _Bar:
         if self._bars is not None:
             self._bars.stop()
 
+    @abstractmethod
     def _make(self) -> Bars:
-        raise NotImplementedError
+        """What is drawn."""
 
     def __call__(self, done: int, total: int) -> None:
         """`done` of `total` is done, in any unit."""
